@@ -95,7 +95,11 @@ Report MakeReport(const Plan& plan, const CostModel& costs, std::optional<int64_
   report.bound = ProveBound(plan, costs, memory_limit);
   // What was searched with a partition of its own has a bound for any.
   const bool own = plan.provenance && costs == plan.costs && !costs.partition.empty();
-  if (own) report.any_partition = std::min(plan.provenance->bound, report.bound.value);
+  const Time any = own ? plan.provenance->bound : 0;
+  if (made_for && fits && !report.components && any > report.bound.value) {
+    report.bound = {.value = any, .kind = BoundKind::kPrices, .work = any};
+  }
+  if (own) report.any_partition = std::min(any, report.bound.value);
   report.formula = MakeFormula(plan, costs, report.simulation);
   return report;
 }

@@ -25,11 +25,26 @@ ActionList Renamed(const ActionList& list, const StageOf& stage) {
   return renamed;
 }
 
+/// A stage that runs for both routes one after the other.
+void DoubleStage(int number, SearchProblem* problem) {
+  std::vector<StageCost>& costs = problem->costs.stages;
+  if (costs.size() == 1) costs.assign(problem->stages.size(), costs[0]);
+  StageCost& cost = costs[static_cast<size_t>(number)];
+  for (Time StageCost::*time : {&StageCost::f, &StageCost::b, &StageCost::w, &StageCost::bw,
+                                &StageCost::fb}) {
+    cost.*time *= 2;
+  }
+  RouteStage& stage = problem->stages[static_cast<size_t>(number)];
+  stage.cost = cost;
+  stage.held *= 2;
+  stage.stash *= 2;
+}
+
 }  // namespace
 
 std::optional<SearchProblem> Fold(const SearchProblem& problem) {
   const Plan& frame = problem.frame;
-  if (frame.routes.size() != 2 || frame.ranks % 2 != 0 || frame.stages != frame.ranks) {
+  if (frame.routes.size() != 2 || frame.stages != frame.ranks || frame.ranks == 1) {
     return std::nullopt;
   }
   if (!problem.alike()) return std::nullopt;
@@ -41,8 +56,8 @@ std::optional<SearchProblem> Fold(const SearchProblem& problem) {
   }
   SearchProblem folded = problem;
   folded.stages.resize(stages);
-  folded.stages_of.assign(static_cast<size_t>(frame.ranks) / 2, {});
-  folded.frame.ranks = frame.ranks / 2;
+  folded.frame.ranks = (frame.ranks + 1) / 2;
+  folded.stages_of.assign(static_cast<size_t>(folded.frame.ranks), {});
   folded.frame.routes.pop_back();
   folded.frame.microbatches /= 2;
   folded.frame.programs.resize(folded.stages_of.size());
@@ -52,10 +67,12 @@ std::optional<SearchProblem> Fold(const SearchProblem& problem) {
     folded.frame.routes[0].ranks[s] = stage.rank;
     folded.stages_of[static_cast<size_t>(stage.rank)].push_back(static_cast<int>(s));
   }
+  if (frame.ranks % 2 != 0) DoubleStage(frame.ranks / 2, &folded);
   return folded;
 }
 
 Order FoldOrder(const SearchProblem& problem, const Order& order) {
+  CF_ASSERT(order.size() % 2 == 0);
   Order folded;
   for (size_t r = 0; r < order.size() / 2; ++r) {
     folded.push_back(
@@ -67,12 +84,20 @@ Order FoldOrder(const SearchProblem& problem, const Order& order) {
 Order UnfoldOrder(const SearchProblem& problem, const Order& folded) {
   const int32_t stages = problem.frame.stages;
   const auto half = static_cast<int32_t>(folded.size());
-  Order order(folded.size() * 2);
-  for (size_t r = 0; r < folded.size(); ++r) {
+  Order order(static_cast<size_t>(stages));
+  for (size_t r = 0; r < order.size() / 2; ++r) {
     // Stages of the first half are on this rank on the first route, the others on the second.
     order[r] = Renamed(folded[r], [&](int32_t s) { return s < half ? s : stages + s; });
     order[order.size() - 1 - r] =
         Renamed(folded[r], [&](int32_t s) { return s < half ? stages + s : s; });
+  }
+  if (stages % 2 == 0) return order;
+  for (const Action& action : folded.back()) {
+    const int32_t first = action.stage, second = first + stages;
+    const bool pair = action.op == Op::FB;
+    ActionList& middle = order[folded.size() - 1];
+    middle.push_back({action.op, first, pair ? second : -1});
+    middle.push_back({action.op, second, pair ? first : -1});
   }
   return order;
 }
@@ -82,14 +107,22 @@ namespace {
 /// Places in the middle that are tried.
 constexpr int kCuts = 16;
 
-/// The steady pairs of a rank after `at` actions of its list.
-void Insert(const std::vector<int>& stages, int further, size_t at, ActionList* list) {
+/// The pairs that a rank runs for each further micro-batch.
+ActionList SteadyPairs(const std::vector<int>& stages, bool alike) {
   ActionList pairs;
-  for (int i = 0; i < further; ++i) {
-    pairs.push_back({Op::FB, stages[0], stages[1]});
-    pairs.push_back({Op::FB, stages[1], stages[0]});
+  for (size_t i = 0; i < stages.size(); ++i) {
+    pairs.push_back({Op::FB, stages[i], stages[alike ? i : stages.size() - 1 - i]});
   }
-  list->insert(list->begin() + static_cast<std::ptrdiff_t>(at), pairs.begin(), pairs.end());
+  return pairs;
+}
+
+/// True if most pairs of a list are of a stage with itself.
+bool PairsAlike(const ActionList& list) {
+  int more = 0;
+  for (const Action& action : list) {
+    if (action.op == Op::FB) more += action.stage == action.back ? 1 : -1;
+  }
+  return more > 0;
 }
 
 }  // namespace
@@ -114,6 +147,10 @@ std::optional<Order> Extend(const SearchProblem& problem, const Order& order, in
   const SearchProblem shorter = WithCount(problem, count);
   const std::optional<IncrementalEvaluator> run = IncrementalEvaluator::Of(shorter, order);
   if (!run) return std::nullopt;
+  std::vector<ActionList> steady;
+  for (size_t r = 0; r < order.size(); ++r) {
+    steady.push_back(SteadyPairs(problem.stages_of[r], PairsAlike(order[r])));
+  }
   std::optional<Order> best;
   Time least = 0;
   // What starts before a moment stays, what starts later is put off as a whole.
@@ -121,17 +158,21 @@ std::optional<Order> Extend(const SearchProblem& problem, const Order& order, in
     const Time moment = run->makespan() / (3 * kCuts) * (kCuts + cut);
     Order longer = order;
     for (size_t r = 0; r < order.size(); ++r) {
-      const std::vector<int>& stages = problem.stages_of[r];
       const std::vector<Time>& starts = run->starts(r);
       auto at = static_cast<size_t>(std::lower_bound(starts.begin(), starts.end(), moment) -
                                     starts.begin());
       // In front of a pair as the first of those put in, if there is one near.
       for (size_t i = at; i < std::min(at + 3, order[r].size()); ++i) {
-        if (order[r][i].op != Op::FB || order[r][i].back != stages[1]) continue;
+        if (order[r][i] != steady[r].front()) continue;
         at = i;
         break;
       }
-      Insert(stages, further, at, &longer[r]);
+      ActionList pairs;
+      for (int k = 0; k < further; ++k) {
+        pairs.insert(pairs.end(), steady[r].begin(), steady[r].end());
+      }
+      const auto place = longer[r].begin() + static_cast<std::ptrdiff_t>(at);
+      longer[r].insert(place, pairs.begin(), pairs.end());
     }
     const std::optional<IncrementalEvaluator> tried = IncrementalEvaluator::Of(problem, longer);
     if (!tried || (best && tried->makespan() >= least)) continue;

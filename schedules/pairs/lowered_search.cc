@@ -42,7 +42,7 @@ class LoweredSearch {
       : problem_(problem),
         evaluator_(problem),
         shapes_(problem.costs, false),
-        mirrored_(Fold(problem).has_value()),
+        mirrored_(problem.frame.ranks % 2 == 0 && Fold(problem)),
         random_(seed),
         work_(work) {
     const Time typical = TypicalComponent(problem.costs);

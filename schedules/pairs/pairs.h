@@ -15,10 +15,11 @@ namespace contraflow {
 /// of half the ranks (DualPipe "cut in half", github deepseek-ai/DualPipe), whose middle hop keeps
 /// its time. The problem of that V, with one route; nothing where the problem has no such symmetry.
 /// Its middle hop is between stages of one rank, which IncrementalEvaluator counts and Evaluate
-/// does not.
+/// does not. Of an odd number of ranks the one in the middle does for both routes what it does, one
+/// after the other, and takes twice as long.
 std::optional<SearchProblem> Fold(const SearchProblem& problem);
 
-/// The first half of the ranks' lists, as an order of the folded problem.
+/// The first half of the ranks' lists, of an even number of ranks, as an order of the folded problem.
 Order FoldOrder(const SearchProblem& problem, const Order& order);
 
 /// Both halves of an order of the folded problem.
@@ -29,7 +30,8 @@ SearchProblem WithCount(const SearchProblem& problem, int count);
 
 /// How an order of a problem with two stages a rank goes on for more micro-batches: in its middle
 /// every rank runs, once for each further one, the pair of the first stage's forward with the
-/// second's backward and the pair of the opposite, as DualPipe does in its steady phase. Of several
+/// second's backward and the pair of the opposite, as DualPipe does in its steady phase, or each
+/// stage's forward with its own backward where most of its pairs are of that kind. Of several
 /// places in the middle those with the shortest result; nothing where none runs and fits.
 /// `problem` has the further micro-batches already.
 std::optional<Order> Extend(const SearchProblem& problem, const Order& order, int further);

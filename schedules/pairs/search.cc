@@ -17,6 +17,8 @@ namespace {
 constexpr int64_t kHeatSteps = 1024;
 /// Part of the budget that lists may take.
 constexpr int64_t kListShare = 4;
+/// And mirrored orders of an odd number of ranks.
+constexpr int64_t kHalfShare = 3;
 
 class PairAnnealing {
  public:
@@ -160,33 +162,46 @@ void OfferUnfolded(const SearchProblem& problem, const Order& half, SearchResult
   best->makespan = evaluation.makespan;
 }
 
-/// From DualPipe's order; of two mirrored routes, as one on half of the ranks.
-void ImproveFromPhases(const SearchProblem& problem, const std::optional<SearchProblem>& folded,
-                       Time bound, uint64_t seed, int64_t budget, SearchWork* work,
-                       SearchResult* best) {
-  if (!folded) {
-    if (problem.frame.routes.size() == 1 && problem.stages_of[0].size() == 2) {
-      return AnnealShort(problem, bound, seed, budget, work, best);
-    }
-    if (std::optional<Order> lists = ListPairs(problem, budget / kListShare, work)) {
-      Offer(problem, std::move(*lists), best);
-    }
-    return Anneal(problem, bound, seed, budget, 4, work, best);
-  }
+/// Searches for a mirrored order as one of the folded problem.
+void AnnealHalf(const SearchProblem& problem, const SearchProblem& folded, Time bound,
+                uint64_t seed, int64_t budget, SearchWork* work, SearchResult* best) {
   SearchResult half = *best;
-  half.order = FoldOrder(problem, best->order);
-  std::optional<Time> makespan = MakespanOf(*folded, half.order);
+  std::optional<Time> makespan;
+  if (best->order.size() % 2 == 0) {
+    half.order = FoldOrder(problem, best->order);
+    makespan = MakespanOf(folded, half.order);
+  }
   if (!makespan) {
     // The order has no such symmetry; others may have.
-    if (std::optional<Order> order = Begin(*folded, budget * 10 / 9, work)) {
+    if (std::optional<Order> order = Begin(folded, budget * 10 / 9, work)) {
       half.order = std::move(*order);
-      makespan = MakespanOf(*folded, half.order);
+      makespan = MakespanOf(folded, half.order);
     }
   }
   if (!makespan) return;
   half.makespan = *makespan;
-  AnnealShort(*folded, bound, seed, budget, work, &half);
+  AnnealShort(folded, bound, seed, budget, work, &half);
   OfferUnfolded(problem, half.order, best);
+}
+
+/// From DualPipe's order; of two mirrored routes, as one on half of the ranks.
+void ImproveFromPhases(const SearchProblem& problem, const std::optional<SearchProblem>& folded,
+                       Time bound, uint64_t seed, int64_t budget, SearchWork* work,
+                       SearchResult* best) {
+  if (!folded && problem.frame.routes.size() == 1 && problem.stages_of[0].size() == 2) {
+    return AnnealShort(problem, bound, seed, budget, work, best);
+  }
+  const bool odd = problem.frame.ranks % 2 != 0;
+  if (!folded || odd) {
+    const int64_t end = work->left() - budget;
+    if (std::optional<Order> lists = ListPairs(problem, budget / kListShare, work)) {
+      Offer(problem, std::move(*lists), best);
+    }
+    // What is mirrored is simpler, but not as good.
+    if (folded) AnnealHalf(problem, *folded, bound, seed, budget / kHalfShare, work, best);
+    return Anneal(problem, bound, seed, std::max<int64_t>(work->left() - end, 0), 4, work, best);
+  }
+  AnnealHalf(problem, *folded, bound, seed, budget, work, best);
 }
 
 /// From DualPipe's order with fewer micro-batches in flight; of two routes either each with its

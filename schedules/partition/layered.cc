@@ -11,6 +11,7 @@
 #include "compiler/plan/error.h"
 #include "compiler/plan/memory_limit.h"
 #include "schedules/made_plans.h"
+#include "schedules/partition/joint_bound.h"
 #include "schedules/partition/partition.h"
 #include "schedules/partition/staged.h"
 #include "schedules/published/placement.h"
@@ -21,6 +22,8 @@
 namespace contraflow {
 namespace {
 
+/// Nanoseconds of a budget for each that looking for prices takes of its own unit: a quarter of it.
+constexpr int64_t kEachPrice = 80;
 /// Ways that the depth of an interleaved placement is tried.
 constexpr int kDepths[] = {2, 3, 4, 6, 8};
 /// And of a wave. Even ones end where they began; three depths take longer than they gain.
@@ -153,6 +156,10 @@ void CoverPartitions(const Spec& spec, const SearchControl& control, Plan* plan)
   Provenance& provenance = *plan->provenance;
   provenance.bound = std::min(provenance.bound,
                               BoundOfPartitions(spec, &layers, *plan, provenance.makespan).value);
+  if (spec.search.components) return;
+  provenance.bound =
+      RaiseByPrices(spec, &layers, *plan, plan->costs->partition, provenance.bound,
+                    provenance.makespan, spec.search.budget / kEachPrice);
 }
 
 }  // namespace contraflow

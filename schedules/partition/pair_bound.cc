@@ -42,6 +42,7 @@
 #include "compiler/bound/bound.h"
 #include "compiler/plan/error.h"
 #include "schedules/partition/joint_bound.h"
+#include "schedules/partition/pairing.h"
 
 namespace contraflow {
 namespace {
@@ -57,52 +58,17 @@ constexpr int64_t kFewestClose = 5'000, kMostClose = 2'000'000;
 constexpr int kQuestions = 8;
 constexpr int64_t kMostEntries = 50'000'000;
 
-/// How a placement pairs its stages.
-struct Pairing {
-  bool nested = true;          ///< the second stage of a rank is taken from the end of the layers
-  int steps = 0;               ///< ranks, or pairs of them
-  Time first = 0, second = 0;  ///< micro-batches of the two routes; of a single one in `first`
-  bool middle = false;         ///< of an odd number of ranks the middle one has one stage
-};
-
-std::optional<Pairing> PairingOf(const Plan& frame) {
-  const auto count = [&](size_t route) {
-    return static_cast<Time>(frame.routes[route].microbatches.size());
-  };
-  const int ranks = frame.ranks;
-  if (frame.routes.size() == 2 && frame.stages == ranks) {
-    if (count(1) == 0) return {};
-    for (int s = 0; s < ranks; ++s) {
-      const auto at = static_cast<size_t>(s);
-      if (frame.routes[0].ranks[at] != s || frame.routes[1].ranks[at] != ranks - 1 - s) return {};
-    }
-    return Pairing{true, (ranks + 1) / 2, count(0), count(1), ranks % 2 == 1};
-  }
-  if (frame.routes.size() != 1 || frame.stages != 2 * ranks) return {};
-  const std::vector<int>& of = frame.routes[0].ranks;
-  bool nested = true, looped = true;
-  for (int s = 0; s < ranks; ++s) {
-    if (of[static_cast<size_t>(s)] != s) return {};
-    nested = nested && of[static_cast<size_t>(2 * ranks - 1 - s)] == s;
-    looped = looped && of[static_cast<size_t>(ranks + s)] == s;
-  }
-  if (!nested && !looped) return {};
-  return Pairing{nested, ranks, count(0), 0, false};
-}
-
 class PairBound {
  public:
   PairBound(const Spec& spec, LayerStages* layers, LayerWork* work, const Pairing& pairing,
             Time enough)
       : spec_(spec),
-        stages_(*layers),
         layers_(*layers),
         work_(*work),
+        ranks_(spec, layers, *work, pairing),
         pairing_(pairing),
         enough_(enough),
         count_(layers->layers()),
-        hop_(LeastHop(spec.costs)),
-        fastest_(Fastest(spec)),
         sums_(std::none_of(spec.costs.layers.begin(), spec.costs.layers.end(), Overlaps)),
         close_(spec.costs.ranks.empty()
                    ? std::clamp(spec.search.budget / kEachClose, kFewestClose, kMostClose)
@@ -139,17 +105,6 @@ class PairBound {
     return layer.moe || cost.bw < cost.b + cost.w || cost.fb < cost.f + cost.bw;
   }
 
-  /// Forwards and backwards of one micro-batch.
-  Time Chain(int i, int j) const {
-    return layers_.forward_before(j) - layers_.forward_before(i) + layers_.backward_before(j) -
-           layers_.backward_before(i);
-  }
-  Time Head(int layer, int stage) const {
-    return AtLeast(layers_.forward_before(layer), fastest_, stage) + stage * hop_;
-  }
-  Time Tail(int layer, int stage) const {
-    return AtLeast(layers_.backward_before(layer), fastest_, stage) + stage * hop_;
-  }
   /// What the rank, or the fuller one of two, has of two stages with so much each for a
   /// micro-batch.
   Time OfAll(int k, Time a, Time b) const {
@@ -160,7 +115,7 @@ class PairBound {
   }
 
   /// Of step k with the layers i..to-1 alone in its first stage.
-  Time OfFirst(int k, int i, int to) const { return Head(i, k) + OfAll(k, Price(i, to), 0); }
+  Time OfFirst(int k, int i, int to) const { return ranks_.Head(i, k) + OfAll(k, Price(i, to), 0); }
 
   /// Of step k with both stages, the second one with the layers begin..end-1.
   Time OfBoth(int k, int i, int to, int begin, int end) const {
@@ -173,55 +128,16 @@ class PairBound {
     const auto alone = [&](Time work) { return AtLeast(most * work, SpeedOf(spec_, k), 6 * most); };
     const Time forward = layers_.forward_before(to) - layers_.forward_before(i);
     Time value = std::max(
-        Head(i, k) + OfAll(k, Work(i, to), Work(begin, end)),
-        Head(begin, hops) + OfAll(k, std::max<Time>(0, Work(i, to) - forward), Work(begin, end)));
+        ranks_.Head(i, k) + OfAll(k, Work(i, to), Work(begin, end)),
+        ranks_.Head(begin, hops) + OfAll(k, std::max<Time>(0, Work(i, to) - forward), Work(begin, end)));
     if (!sums_) return value;
-    value = std::max(value, Head(i, k) + OfAll(k, Chain(i, to), Chain(begin, end)) + Tail(i, k));
-    return std::max(value, Head(begin, hops) + alone(Chain(begin, end)) + Tail(begin, hops));
+    value = std::max(value, ranks_.Head(i, k) + OfAll(k, ranks_.Chain(i, to), ranks_.Chain(begin, end)) + ranks_.Tail(i, k));
+    return std::max(value, ranks_.Head(begin, hops) + alone(ranks_.Chain(begin, end)) + ranks_.Tail(begin, hops));
   }
 
   /// Of the one stage of the middle rank for both routes.
   Time OfMiddle(int k, int i, int to) const {
-    return Head(i, k) + OfAll(k, Work(i, to), Work(i, to));
-  }
-
-  /// Stage s of a route with the layers first..last-1, and what passes around it.
-  RankStage Around(int s, int first, int last, Time microbatches) {
-    const bool v = pairing_.nested && pairing_.second == 0;
-    const int all = pairing_.second > 0 ? spec_.ranks - 1 : 2 * spec_.ranks - (v ? 2 : 1);
-    const int hops = v && s >= spec_.ranks ? s - 1 : s;
-    RankStage stage = {stages_.CostOf(first, last), static_cast<int>(microbatches), {}};
-    stage.around.head = layers_.forward_before(first) + hops * hop_;
-    stage.around.tail = layers_.backward_before(first) + hops * hop_;
-    stage.around.lag = Chain(last, count_) + 2 * (all - hops) * hop_;
-    return stage;
-  }
-
-  /// What the steps behind step k have room for, in work of layers from layer `to` on, in a step
-  /// shorter than `most`: by step and layer.
-  void FindRoom(Time most) {
-    const auto width = static_cast<size_t>(count_) + 1;
-    room_.assign(static_cast<size_t>(pairing_.steps) * width, 0);
-    const Time both = pairing_.first + pairing_.second;
-    for (int k = pairing_.steps - 2; k >= 0; --k) {
-      const int next = k + 1;
-      const bool two = pairing_.second > 0 && !(pairing_.middle && next + 1 == pairing_.steps);
-      for (int to = 0; to <= count_; ++to) {
-        const Time time = std::max<Time>(0, most - 1 - Head(to, next));
-        const size_t at = static_cast<size_t>(k) * width + static_cast<size_t>(to);
-        room_[at] = (two ? 2 * time : time) / both;
-        if (to < count_) room_[at] += room_[at + width + 1];
-      }
-    }
-  }
-
-  /// True if the steps behind step k have no room for the layers left, to..inner-1 and, of two
-  /// intervals, those from `outer` on.
-  bool Leaves(int k, int to, int inner, int outer) const {
-    if (!spec_.costs.ranks.empty()) return false;
-    const Time left = Price(to, inner) + (pairing_.nested ? 0 : Price(outer, count_));
-    return left > room_[static_cast<size_t>(k) * static_cast<size_t>(count_ + 1) +
-                        static_cast<size_t>(to)];
+    return ranks_.Head(i, k) + OfAll(k, Work(i, to), Work(i, to));
   }
 
   /// Closely, once for each choice.
@@ -231,30 +147,12 @@ class PairBound {
     const auto [at, added] = looked_.try_emplace(key, 0);
     if (added && close_ > 0) {
       --close_;
-      at->second = Closely(k, i, to, begin, end, alone);
+      at->second = ranks_.Prove(k, i, to, begin, end, alone);
     } else if (added) {
       looked_.erase(at);
       return 0;
     }
     return at->second;
-  }
-
-  /// Of step k with all that its stages say, the second one with the layers begin..end-1.
-  Time Closely(int k, int i, int to, int begin, int end, bool alone) {
-    const Time one = pairing_.first, two = pairing_.second;
-    if (alone) {
-      return ProveRankBound(std::array{Around(k, i, to, one), Around(k, i, to, two)});
-    }
-    if (two == 0) {
-      const int second = pairing_.nested ? 2 * spec_.ranks - 1 - k : spec_.ranks + k;
-      return ProveRankBound(std::array{Around(k, i, to, one), Around(second, begin, end, one)});
-    }
-    const int second = spec_.ranks - 1 - k;
-    const Time value =
-        ProveRankBound(std::array{Around(k, i, to, one), Around(second, begin, end, two)});
-    if (one == two) return value;
-    return std::max(
-        value, ProveRankBound(std::array{Around(k, i, to, two), Around(second, begin, end, one)}));
   }
 
   struct Ends {
@@ -280,7 +178,7 @@ class PairBound {
     std::vector<std::pair<int, int>> states = {{0, cut}};
     std::vector<Time> least(At(count_, count_) + 1, kUnreached);
     least[At(0, cut)] = 0;
-    FindRoom(best->value);
+    ranks_.FindRoom(best->value);
     for (int k = 0; k < steps; ++k) {
       std::vector<Time> next(least.size(), kUnreached);
       std::vector<Ends>& origin = from[static_cast<size_t>(k)];
@@ -323,12 +221,12 @@ class PairBound {
           if (alone) break;
           continue;
         }
-        if (!last && Leaves(k, to, pairing_.nested ? end : cut, end)) continue;
+        if (!last && ranks_.Leaves(k, to, pairing_.nested ? end : cut, end)) continue;
         const Time here =
             alone ? OfMiddle(k, i, to) : OfBoth(k, i, to, std::min(j, end), std::max(j, end));
         Time value = std::max(before, here);
         if (value >= most) {
-          if (Head(i, k) + OfAll(k, Price(i, to), Price(std::min(j, end), std::max(j, end))) >=
+          if (ranks_.Head(i, k) + OfAll(k, Price(i, to), Price(std::min(j, end), std::max(j, end))) >=
               most) {
             break;  // more layers are more work
           }
@@ -367,18 +265,15 @@ class PairBound {
   }
 
   const Spec& spec_;
-  LayerStages& stages_;
   const LayerStages& layers_;
   LayerWork& work_;
+  PairedRanks ranks_;
   const Pairing pairing_;
   const Time enough_;
   const int count_;
-  const Time hop_;
-  const double fastest_;
   const bool sums_;  ///< nothing overlaps
   int64_t close_;    ///< how many choices more are looked at closely
   std::unordered_map<uint64_t, Time> looked_;
-  std::vector<Time> room_;
 };
 
 }  // namespace

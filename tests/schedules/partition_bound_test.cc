@@ -12,6 +12,7 @@
 #include "compiler/bound/bound.h"
 #include "compiler/simulate/simulate.h"
 #include "schedules/compile.h"
+#include "schedules/partition/joint_bound.h"
 #include "schedules/partition/partition.h"
 #include "schedules/published/placement.h"
 #include "tests/support/exact_search.h"
@@ -35,6 +36,7 @@ TEST_SUITE("property") {
     std::mt19937_64 random(static_cast<uint64_t>(FromEnvironment("CONTRAFLOW_SEED", 77)));
     const int wanted = FromEnvironment("CONTRAFLOW_EXACT", CasesToDraw(500));
     int cases = 0, reached = 0, limited = 0, unlike = 0, deep = 0, components = 0, scaled = 0;
+    int raised = 0;
     for (int round = 0; cases < wanted && round < 3 * wanted; ++round) {
       const int kind = static_cast<int>(random() % 5);
       const int ranks = kind == 4 ? 2 : 2 + static_cast<int>(random() % 2);
@@ -77,13 +79,16 @@ TEST_SUITE("property") {
       }
       LayerStages stages(spec.costs, Overlap::kAll);
       std::optional<Time> best;
+      Partition of_best;
       bool all = true;
       for (const Partition& partition : AllPartitions(layers, ranks * chunks)) {
         const CostModel costs = OnRanks(stages.Make(partition), frame);
         if (spec.memory_limit && SerialPeak(frame, costs, false) > *spec.memory_limit) continue;
         const ExactResult exact = ExactMakespan(frame, costs, spec.memory_limit, 3'000);
         all = all && exact.finished;
-        if (exact.makespan && (!best || *exact.makespan < *best)) best = exact.makespan;
+        if (!exact.makespan || (best && *exact.makespan >= *best)) continue;
+        best = exact.makespan;
+        of_best = partition;
       }
       if (!all || !best) continue;
       CAPTURE(round);
@@ -93,7 +98,15 @@ TEST_SUITE("property") {
       // The less is enough, the more is left out.
       CHECK(BoundOfPartitions(spec, &stages, frame, *best + 1).value <= *best);
       CHECK(BoundOfPartitions(spec, &stages, frame, *best / 2).value <= *best / 2);
+      const auto raise = [&](Time high) {
+        return RaiseByPrices(spec, &stages, frame, of_best, bound, high, 20'000'000);
+      };
+      const Time priced = raise(*best);
+      CHECK(priced <= *best);
+      // The first question is whether it takes longer than the best.
+      CHECK(raise(bound + 12 * (*best + 1 - bound)) == bound);
       ++cases;
+      raised += priced > bound;
       reached += bound == *best;
       limited += spec.memory_limit.has_value();
       unlike += !spec.costs.ranks.empty();
@@ -101,6 +114,7 @@ TEST_SUITE("property") {
       components += moe;
     }
     MESSAGE("the bound for any partition is the optimum of " << reached << " of " << cases);
+    MESSAGE("prices prove more for " << raised);
     CHECK(cases == wanted);
     if (kSanitized) return;  // too few to have some of each
     CHECK(deep > cases / 20);
@@ -109,6 +123,7 @@ TEST_SUITE("property") {
     CHECK(unlike > cases / 20);
     CHECK(scaled > cases / 20);
     CHECK(reached > cases / 10);
+    CHECK(raised > cases / 50);
   }
 
   TEST_CASE("no bound for any partition into pairs that save is above what a search finds") {

@@ -7,6 +7,7 @@
 #include <bit>
 #include <cstddef>
 #include <limits>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -231,7 +232,10 @@ void ImproveWithin(const SearchProblem& problem, Time bound, uint64_t seed, int6
       Annealing(problem, bound, seed++, work, best).Run(round);
     }
   }
-  if (best->makespan < before) best->from = "local search from " + best->from;
+  // Said once, however often.
+  constexpr std::string_view kPrefix = "local search from ";
+  const bool said = best->from.starts_with(kPrefix);
+  if (best->makespan < before && !said) best->from.insert(0, kPrefix);
 }
 
 void ImproveLocally(const SearchProblem& problem, Time bound, uint64_t seed, SearchWork* work,

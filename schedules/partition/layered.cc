@@ -25,7 +25,7 @@ namespace {
 /// Nanoseconds of a budget for each that looking for prices takes of its own unit: a quarter of it.
 constexpr int64_t kEachPrice = 80;
 /// Ways that the depth of an interleaved placement is tried.
-constexpr int kDepths[] = {2, 3, 4, 6, 8};
+constexpr int kDepths[] = {2, 3, 4, 5, 6, 8};
 /// And of a wave. Even ones end where they began; three depths take longer than they gain.
 constexpr int kWaves[] = {4, 8};
 

@@ -1,11 +1,11 @@
 // `auto` over the partitions of placements and depths. For each of these a short search of each of
-// a few that are promising, a longer one of the best of these and of what the bound for any
-// partition ends with, a long one of that of which most is hoped and of the best, and another of
-// what moved layers make of it. All of them share one budget; what is proven to be shortest has
-// spent little of it.
+// a few that are promising; then partition and order together, where that helps, else a longer
+// search of the best of these and of what the bound for any partition ends with, and a long one of
+// that of which most is hoped and of the best; and another of what moved layers make of it. All of
+// them share one budget; what is proven to be shortest has spent little of it.
 
 #include <algorithm>
-#include <map>
+#include <iterator>
 #include <memory>
 #include <optional>
 #include <string>
@@ -16,9 +16,10 @@
 #include "compiler/plan/error.h"
 #include "compiler/simulate/simulate.h"
 #include "schedules/made_plans.h"
-#include "schedules/pairs/pairs.h"
 #include "schedules/partition/partition.h"
+#include "schedules/partition/promising.h"
 #include "schedules/partition/staged.h"
+#include "schedules/partition/tuned.h"
 #include "schedules/published/placement.h"
 #include "schedules/search/candidates.h"
 #include "schedules/search/ladder.h"
@@ -27,17 +28,8 @@
 namespace contraflow {
 namespace {
 
-/// Of a search, in nanoseconds, with which partitions are judged as often as they can be; with less
-/// they are judged less often, but so many times at least.
-constexpr double kWholeBudget = 1e9;
-constexpr int64_t kFewestJudged = 40;
-/// Bounds of partitions that are proven to choose what is searched, at most.
-constexpr int64_t kMostBounds = 300;
-/// Lists with pairs that are made of a partition to judge it.
-constexpr int64_t kLists = 5;
-/// Partitions that are searched at all, how many of them may spend what they have for that without
-/// an end that is proven, and what share of the budget that is.
-constexpr size_t kMostTried = 24;
+/// Partitions that are searched at first, how many of them may spend what they have for that
+/// without an end that is proven, and what share of the budget that is.
 constexpr int kMostUnproven = 4;
 constexpr int64_t kShortShare = 16;
 /// Of those the ones that are searched again, each with so many such shares.
@@ -71,113 +63,6 @@ Plan FrameOf(const Spec& of) {
   return CandidatesOf(uniform).front().frame;
 }
 
-/// A partition and a bound on any order of its stages; 0 where none is known.
-struct Chance {
-  Time bound = 0;
-  Partition partition;
-};
-
-/// What partitions are worth, whatever the budget.
-struct Judged {
-  std::map<Partition, PartitionWorth> bound, published;
-
-  static PartitionWorth Once(std::map<Partition, PartitionWorth>* known, const Partition& partition,
-                             const PartitionJudge& judge) {
-    const auto [at, added] = known->try_emplace(partition);
-    if (added) at->second = judge(partition);
-    return at->second;
-  }
-};
-
-/// A quick order with overlapped pairs, where these save anything.
-std::optional<Plan> PairedOrder(const Candidate& candidate) {
-  const SearchProblem problem =
-      MakeProblem(candidate.frame, candidate.spec.costs, candidate.spec.memory_limit);
-  if (!problem.pairs) return std::nullopt;
-  const std::optional<SearchProblem> folded = Fold(problem);
-  SearchWork work{SearchOptions()};
-  const SearchProblem& half = folded ? *folded : problem;
-  std::optional<Order> order = ListPairs(half, kLists * 3 * half.chunks(), &work);
-  if (!order) return std::nullopt;
-  return ToPlan(problem, folded ? UnfoldOrder(problem, *order) : *order);
-}
-
-/// Different partitions that may do best, the most promising first: the one on which published
-/// orders do best, the one that the bound for any ends with, and those with the least bounds, from
-/// several starts moved by single layers.
-std::vector<Chance> Promising(const Spec& of, const Plan& frame, LayerStages* layers,
-                              Judged* judged) {
-  const auto staged = [&](const Partition& partition) {
-    return StagedChunks(of, frame, layers, partition);
-  };
-  std::vector<std::pair<PartitionWorth, Partition>> bounded;
-  const auto prove = [&](const Partition& partition) {
-    const Spec spec = staged(partition);
-    const std::vector<Candidate> candidates = CandidatesOf(spec);
-    if (candidates.empty()) return kImpossible;
-    const Candidate& candidate = candidates.front();
-    try {
-      const std::optional<int64_t> limit = candidate.spec.memory_limit;
-      const bool recomputes = spec.recompute.choice != Recompute::Choice::kNone;
-      if (limit && SerialPeak(frame, candidate.spec.costs, recomputes) > *limit) return kImpossible;
-      const Bound proven =
-          ProveBound(frame, candidate.spec.costs, recomputes ? std::nullopt : limit);
-      return PartitionWorth{0, proven.value, std::ranges::max(partition)};
-    } catch (const Error&) {
-      return kImpossible;  // no room for one activation
-    }
-  };
-  const auto bound = [&](const Partition& partition) {
-    const PartitionWorth worth = Judged::Once(&judged->bound, partition, prove);
-    const auto known = [&](const auto& other) { return other.second == partition; };
-    if (worth != kImpossible && std::none_of(bounded.begin(), bounded.end(), known)) {
-      bounded.emplace_back(worth, partition);
-    }
-    return worth;
-  };
-  const auto order = [&](const Partition& partition) {
-    const Spec spec = staged(partition);
-    const std::vector<Candidate> candidates = CandidatesOf(spec);
-    if (candidates.empty()) return kImpossible;
-    PartitionWorth best = kImpossible;
-    for (const Plan& plan : PublishedOrders(candidates.front())) {
-      best = std::min(best, WorthOf(plan, spec));
-    }
-    if (const std::optional<Plan> plan = PairedOrder(candidates.front())) {
-      best = std::min(best, WorthOf(*plan, spec));
-    }
-    return best;
-  };
-  const auto published = [&](const Partition& partition) {
-    return Judged::Once(&judged->published, partition, order);
-  };
-  const std::vector<Partition> starts = StartingPartitions(*layers, frame, of.costs);
-  // Up to four published orders each, which take longer to make than to simulate.
-  const double share = std::min(1.0, static_cast<double>(of.search.budget) / kWholeBudget);
-  const int64_t all = MostJudged(of, frame.stages) / 8;
-  const int64_t most =
-      std::max<int64_t>(kFewestJudged, static_cast<int64_t>(share * static_cast<double>(all)));
-  const Partition front = BestFrom(starts, published, most, published);
-  std::vector<Chance> promising = {{0, front}};
-  // The best of an argument over all partitions, of those that may beat that.
-  const Partition balanced = BoundOfPartitions(of, layers, frame, published(front).step).partition;
-  const int64_t bounds = std::min(most, kMostBounds) / static_cast<int64_t>(starts.size() + 2);
-  ImprovePartition(front, bound, bounds);
-  if (!balanced.empty() && balanced != front) {
-    promising.push_back({0, balanced});
-    ImprovePartition(balanced, bound, bounds);
-  }
-  for (const Partition& start : starts) ImprovePartition(start, bound, bounds);
-  std::stable_sort(bounded.begin(), bounded.end(),
-                   [](const auto& a, const auto& b) { return a.first < b.first; });
-  for (const auto& [worth, partition] : bounded) {
-    if (promising.size() == kMostTried) break;
-    if (partition == front || partition == balanced) continue;
-    promising.push_back({worth.step, partition});
-  }
-  return promising;
-}
-
 /// A partition that was searched.
 struct Tried {
   Time step = 0, bound = 0;
@@ -196,6 +81,7 @@ class ShapeSearch {
     if (const std::string why_not = RejectPlacement(even); !why_not.empty()) {
       throw Error("auto " + why_not);
     }
+    pairs_ = MakeProblem(frame_, even.costs, std::nullopt).pairs;
   }
 
   /// What the whole budget of the spec finds for the one partition that it allows; nothing where it
@@ -219,8 +105,13 @@ class ShapeSearch {
     best_.reset();
     tried_.clear();
     TryPromising();
-    if (!control_.stopped()) TryAgain();
-    if (!control_.stopped()) TryHopeful();
+    // Where that helps, it does so again, else more is made of what has been tried.
+    if (!control_.stopped() && TryTuned(0)) {
+      if (!control_.stopped()) TryTuned(1);
+    } else {
+      if (!control_.stopped()) TryAgain();
+      if (!control_.stopped()) TryHopeful();
+    }
     if (!control_.stopped()) TryMoved();
     return std::move(*best_);
   }
@@ -265,6 +156,32 @@ class ShapeSearch {
     }
   }
 
+  /// Layers and the rules of a list scheduler together, from passes of different sizes. True where
+  /// that is shorter.
+  bool TryTuned(uint64_t time) {
+    if (!PlainOrders() || of_.chunks < 2 || Proves(best_->step)) return false;
+    SearchOptions options = of_.search;
+    options.budget = left_ / 4 * static_cast<int64_t>(1 + time);
+    SearchWork work(options, control_);
+    const auto problem_of = [&](const Partition& partition) -> std::optional<SearchProblem> {
+      const std::optional<Candidate> candidate = CandidateOf(partition);
+      if (!candidate) return std::nullopt;
+      return MakeProblem(candidate->frame, candidate->spec.costs, candidate->spec.memory_limit);
+    };
+    std::vector<Partition> starts = {partition_};
+    const Partition even = EvenPartition(layers_.layers(), frame_.stages);
+    std::ranges::move(UnevenPasses(frame_, {even, partition_}), std::back_inserter(starts));
+    // Other draws with another budget, since the best with each is kept.
+    const uint64_t seed = of_.search.seed + static_cast<uint64_t>(of_.search.budget) + time;
+    const std::optional<TunedPartition> tuned =
+        TuneTogether(frame_, starts, problem_of, bound_, seed, &work);
+    if (!tuned) return false;
+    left_ -= options.budget;
+    const Time before = best_->step;
+    OfferOrder(*CandidateOf(tuned->partition), tuned->partition, tuned->found);
+    return best_->step < before;
+  }
+
   /// A long one of the partition of which most is hoped, where that is not the best, and of the
   /// best.
   void TryHopeful() {
@@ -276,7 +193,8 @@ class ShapeSearch {
     if (!control_.stopped()) Search(Partition(partition_), left_ / 2);
   }
 
-  /// What the layers of the best make that move under its order, searched with all that is left.
+  /// What the layers of the best make that move under its order, searched with half of what is
+  /// left; the other half goes on from the best order.
   void TryMoved() {
     // Recomputed stages are chosen with the order, so that another partition may not have them.
     const auto judge = [&](const Partition& moved) {
@@ -286,8 +204,49 @@ class ShapeSearch {
     if (moved != partition_) {
       std::optional<FoundPlan> same = Restaged(*best_, Staged(of_, frame_, &layers_, moved));
       if (same) Offer(moved, std::move(*same));
+      Search(moved, PlainOrders() ? left_ / 2 : left_);
+      if (!PlainOrders()) return;
     }
-    Search(moved, left_);
+    if (!control_.stopped() && !(PlainOrders() && GoOn())) Search(Partition(partition_), left_);
+  }
+
+  /// Local search of the best order with all that is left; false where that mixes micro-batches.
+  bool GoOn() {
+    const std::optional<Candidate> candidate = CandidateOf(partition_);
+    // Micro-batches of two routes may have been shared out anew.
+    if (!candidate || candidate->frame.routes != best_->plan.routes) return false;
+    const SearchProblem problem =
+        MakeProblem(candidate->frame, candidate->spec.costs, candidate->spec.memory_limit);
+    std::optional<Order> order = ToOrder(problem, best_->plan);
+    if (!order || SharesStages(candidate->frame)) return false;
+    const Provenance& provenance = *best_->plan.provenance;
+    SearchResult found = {std::move(*order), provenance.makespan, provenance.from};
+    SearchOptions options = of_.search;
+    options.budget = left_;
+    SearchWork work(options, control_);
+    ImproveLocally(problem, provenance.bound, options.seed, &work, &found);
+    OfferOrder(*candidate, partition_, found);
+    return true;
+  }
+
+  /// True where nothing but an order of F, B and W is searched.
+  bool PlainOrders() const {
+    return !pairs_ && of_.search.noise == 0 && !of_.search.components &&
+           of_.recompute.choice == Recompute::Choice::kNone &&
+           of_.offload.choice == Offload::Choice::kNone;
+  }
+
+  /// Nothing where it does not fit.
+  std::optional<Candidate> CandidateOf(const Partition& partition) {
+    const std::vector<Candidate> candidates =
+        CandidatesOf(StagedChunks(of_, frame_, &layers_, partition));
+    if (candidates.empty()) return std::nullopt;
+    const Candidate& candidate = candidates.front();
+    const std::optional<int64_t> limit = candidate.spec.memory_limit;
+    if (limit && SerialPeak(candidate.frame, candidate.spec.costs, false) > *limit) {
+      return std::nullopt;
+    }
+    return candidate;
   }
 
   void Search(const Partition& partition, int64_t budget) {
@@ -301,6 +260,18 @@ class ShapeSearch {
     Offer(partition, std::move(found));
   }
 
+  void OfferOrder(const Candidate& candidate, const Partition& partition,
+                  const SearchResult& found) {
+    const Spec& staged = candidate.spec;
+    Plan plan =
+        ToPlan(MakeProblem(candidate.frame, staged.costs, staged.memory_limit), found.order);
+    plan.costs = staged.costs;
+    const Time proven = ProveBound(candidate.frame, staged.costs, staged.memory_limit).value;
+    plan.provenance = ProvenanceOf(candidate, staged, found.from, found.makespan, proven);
+    const Time step = StepTime(plan, staged.costs, staged.memory_limit, staged.search);
+    Offer(partition, {std::move(plan), step});
+  }
+
   void Offer(const Partition& partition, FoundPlan found) {
     tried_.push_back({found.step, found.plan.provenance->bound, partition});
     if (best_ && found.step >= best_->step) return;
@@ -312,6 +283,7 @@ class ShapeSearch {
   const SearchControl& control_;
   LayerStages& layers_;
   const Plan frame_;
+  bool pairs_ = false;  // some FB is shorter than its parts
   Judged judged_;
   Time bound_ = 0;    // for any partition
   int64_t left_ = 0;  // of the budget

@@ -7,6 +7,7 @@
 #include "schedules/search/list_scheduler.h"
 #include "schedules/search/policy.h"
 #include "schedules/search/repeating_block.h"
+#include "schedules/search/rule_changes.h"
 #include "schedules/search/search.h"
 
 namespace contraflow {
@@ -16,81 +17,6 @@ namespace {
 /// answer early.
 constexpr int64_t kLarge = 40'000;
 
-class Mutation {
- public:
-  Mutation(const SearchProblem& problem, std::mt19937_64* random)
-      : problem_(problem), random_(*random) {}
-
-  void Change(Rules* rules) {
-    const int changes = 1 + static_cast<int>(Draw(3));
-    for (int i = 0; i < changes; ++i) {
-      if (Draw(2) == 0) {
-        ChangeStages(rules);
-      } else {
-        ChangeRanks(rules);
-      }
-    }
-  }
-
- private:
-  size_t Draw(size_t below) { return static_cast<size_t>(random_() % below); }
-
-  /// A stretch of neighbours, more often than not a single one.
-  std::pair<size_t, size_t> Stretch(size_t count) {
-    const size_t first = Draw(count);
-    const size_t length = Draw(2) == 0 ? 1 : 1 + Draw(count);
-    return {first, std::min(count, first + length)};
-  }
-
-  void ChangeStages(Rules* rules) {
-    const auto [first, end] = Stretch(problem_.stages.size());
-    std::vector<int32_t>& ahead = Draw(2) == 0 ? rules->ahead : rules->ahead_first;
-    const int32_t by = Draw(2) == 0 ? 1 : -1;
-    const bool open = Draw(12) == 0;
-    for (size_t i = first; i < end; ++i) {
-      const int32_t count = std::max(problem_.stages[i].count, 1);
-      ahead[i] = open ? count : std::clamp(ahead[i] + by, 1, count);
-    }
-  }
-
-  void ChangeRanks(Rules* rules) {
-    const auto [first, end] = Stretch(problem_.stages_of.size());
-    const size_t what = Draw(8);
-    const size_t value = Draw(12);
-    for (size_t r = first; r < end; ++r) {
-      RankRule& rule = rules->ranks[r];
-      switch (what) {
-        case 0:
-          rule.fill = static_cast<int>(value % 5) * 25;
-          break;
-        case 1:
-          rule.wait = static_cast<int>(value % 5) * 25;
-          break;
-        case 5:
-          rule.wait_forward = static_cast<int>(value % 5) * 25;
-          break;
-        case 6:
-          rule.wait_backward = static_cast<int>(value % 5) * 25;
-          break;
-        case 2:
-          rule.turn = static_cast<Turn>(value % 3);
-          break;
-        case 3:
-          rule.forward = static_cast<Pick>(value % 4);
-          break;
-        case 4:
-          rule.backward = static_cast<Pick>(value % 4);
-          break;
-        default:
-          rule.most_due = value < 8 ? 1 + static_cast<int32_t>(value) : RankRule::kMany;
-      }
-    }
-  }
-
-  const SearchProblem& problem_;
-  std::mt19937_64& random_;
-};
-
 /// Changes the rules of single ranks and stages at random, as long as the schedule gets no longer:
 /// stops at `bound`, after `rounds` schedules, or when no more than `leave` of the work is left.
 /// `rules` are those of `best`, or any to begin with.
@@ -98,11 +24,11 @@ void SearchRules(const SearchProblem& problem, Time bound, int rounds, int64_t l
                  SearchWork* work, ListScheduler* scheduler, Rules rules,
                  std::optional<SearchResult>* best) {
   std::mt19937_64 random(2);
-  Mutation mutation(problem, &random);
+  RuleChanges changes(problem, &random);
   Time makespan = RankQueue::kNever - 1, ends = RankQueue::kNever;
   for (int round = 0; round < rounds; ++round) {
     Rules next = rules;
-    if (round > 0) mutation.Change(&next);
+    if (round > 0) changes.Make(&next);
     const std::optional<Time> found = scheduler->Run(next, makespan + 1);
     work->Spend(scheduler->cost());
     if (work->left() <= leave) return;

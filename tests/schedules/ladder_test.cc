@@ -65,7 +65,7 @@ TEST_SUITE("property") {
       }
       CAPTURE(round);
       std::optional<Time> last;
-      for (const int64_t budget : {8'000'000, 32'000'000, 128'000'000}) {
+      for (const int64_t budget : {32'000'000, 128'000'000, 512'000'000}) {
         spec.search.budget = budget;
         std::optional<Plan> plan;
         try {

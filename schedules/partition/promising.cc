@@ -1,0 +1,117 @@
+#include "schedules/partition/promising.h"
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "compiler/bound/bound.h"
+#include "compiler/plan/error.h"
+#include "schedules/pairs/pairs.h"
+#include "schedules/partition/staged.h"
+#include "schedules/published/placement.h"
+#include "schedules/search/candidates.h"
+#include "schedules/search/portfolio.h"
+
+namespace contraflow {
+namespace {
+
+/// Of a search, in nanoseconds, with which partitions are judged as often as they can be; with less
+/// they are judged less often, but so many times at least.
+constexpr double kWholeBudget = 1e9;
+constexpr int64_t kFewestJudged = 40;
+/// Bounds of partitions that are proven to choose what is searched, at most.
+constexpr int64_t kMostBounds = 300;
+/// Lists with pairs that are made of a partition to judge it.
+constexpr int64_t kLists = 5;
+/// Partitions at most.
+constexpr size_t kMostTried = 24;
+
+/// A quick order with overlapped pairs, where these save anything.
+std::optional<Plan> PairedOrder(const Candidate& candidate) {
+  const SearchProblem problem =
+      MakeProblem(candidate.frame, candidate.spec.costs, candidate.spec.memory_limit);
+  if (!problem.pairs) return std::nullopt;
+  const std::optional<SearchProblem> folded = Fold(problem);
+  SearchWork work{SearchOptions()};
+  const SearchProblem& half = folded ? *folded : problem;
+  std::optional<Order> order = ListPairs(half, kLists * 3 * half.chunks(), &work);
+  if (!order) return std::nullopt;
+  return ToPlan(problem, folded ? UnfoldOrder(problem, *order) : *order);
+}
+
+}  // namespace
+
+std::vector<Chance> Promising(const Spec& of, const Plan& frame, LayerStages* layers,
+                              Judged* judged) {
+  const auto staged = [&](const Partition& partition) {
+    return StagedChunks(of, frame, layers, partition);
+  };
+  std::vector<std::pair<PartitionWorth, Partition>> bounded;
+  const auto prove = [&](const Partition& partition) {
+    const Spec spec = staged(partition);
+    const std::vector<Candidate> candidates = CandidatesOf(spec);
+    if (candidates.empty()) return kImpossible;
+    const Candidate& candidate = candidates.front();
+    try {
+      const std::optional<int64_t> limit = candidate.spec.memory_limit;
+      const bool recomputes = spec.recompute.choice != Recompute::Choice::kNone;
+      if (limit && SerialPeak(frame, candidate.spec.costs, recomputes) > *limit) return kImpossible;
+      const Bound proven =
+          ProveBound(frame, candidate.spec.costs, recomputes ? std::nullopt : limit);
+      return PartitionWorth{0, proven.value, std::ranges::max(partition)};
+    } catch (const Error&) {
+      return kImpossible;  // no room for one activation
+    }
+  };
+  const auto bound = [&](const Partition& partition) {
+    const PartitionWorth worth = Judged::Once(&judged->bound, partition, prove);
+    const auto known = [&](const auto& other) { return other.second == partition; };
+    if (worth != kImpossible && std::none_of(bounded.begin(), bounded.end(), known)) {
+      bounded.emplace_back(worth, partition);
+    }
+    return worth;
+  };
+  const auto order = [&](const Partition& partition) {
+    const Spec spec = staged(partition);
+    const std::vector<Candidate> candidates = CandidatesOf(spec);
+    if (candidates.empty()) return kImpossible;
+    PartitionWorth best = kImpossible;
+    for (const Plan& plan : PublishedOrders(candidates.front())) {
+      best = std::min(best, WorthOf(plan, spec));
+    }
+    if (const std::optional<Plan> plan = PairedOrder(candidates.front())) {
+      best = std::min(best, WorthOf(*plan, spec));
+    }
+    return best;
+  };
+  const auto published = [&](const Partition& partition) {
+    return Judged::Once(&judged->published, partition, order);
+  };
+  const std::vector<Partition> starts = StartingPartitions(*layers, frame, of.costs);
+  // Up to four published orders each, which take longer to make than to simulate.
+  const double share = std::min(1.0, static_cast<double>(of.search.budget) / kWholeBudget);
+  const int64_t all = MostJudged(of, frame.stages) / 8;
+  const int64_t most =
+      std::max<int64_t>(kFewestJudged, static_cast<int64_t>(share * static_cast<double>(all)));
+  const Partition front = BestFrom(starts, published, most, published);
+  std::vector<Chance> promising = {{0, front}};
+  // The best of an argument over all partitions, of those that may beat that.
+  const Partition balanced = BoundOfPartitions(of, layers, frame, published(front).step).partition;
+  const int64_t bounds = std::min(most, kMostBounds) / static_cast<int64_t>(starts.size() + 2);
+  ImprovePartition(front, bound, bounds);
+  if (!balanced.empty() && balanced != front) {
+    promising.push_back({0, balanced});
+    ImprovePartition(balanced, bound, bounds);
+  }
+  for (const Partition& start : starts) ImprovePartition(start, bound, bounds);
+  std::stable_sort(bounded.begin(), bounded.end(),
+                   [](const auto& a, const auto& b) { return a.first < b.first; });
+  for (const auto& [worth, partition] : bounded) {
+    if (promising.size() == kMostTried) break;
+    if (partition == front || partition == balanced) continue;
+    promising.push_back({worth.step, partition});
+  }
+  return promising;
+}
+
+}  // namespace contraflow

@@ -486,7 +486,7 @@ class Payment {
   /// By visit and slot: the least for those that come to it, for those that are there, and for the
   /// rest that begins no earlier.
   std::vector<double> arrive_, reach_, weights_, flow_;
-  std::vector<double> costs_;   ///< by mode and slot
+  std::vector<double> costs_;  ///< by mode and slot
   std::vector<uint8_t> spans_;
   std::vector<double> rest_costs_, rest_flow_;
   std::vector<uint8_t> rest_spans_;
@@ -496,10 +496,7 @@ class Payment {
 class PriceSearch {
  public:
   PriceSearch(const Question& question, Prices* prices)
-      : prices_(*prices),
-        payment_(question),
-        mean_(Blank(question)),
-        square_(mean_) {
+      : prices_(*prices), payment_(question), mean_(Blank(question)), square_(mean_) {
     for (const Way& way : question.ways) count_ += way.count;
   }
 
@@ -568,7 +565,8 @@ Prices EvenPrices(const Question& question) {
       for (const Mode& mode : visit.modes) {
         if (mode.pair < 0 || !mode.timed) continue;
         const auto& [first, last] = mode.spans.front();
-        const double length = static_cast<double>(last.slots - first.slots) + last.part - first.part;
+        const double length =
+            static_cast<double>(last.slots - first.slots) + last.part - first.part;
         double* phi = &prices.phi[static_cast<size_t>(mode.pair) * question.slots];
         std::fill(phi, phi + question.slots, visit.share * each * length / 2);
       }

@@ -30,8 +30,8 @@ void DoubleStage(int number, SearchProblem* problem) {
   std::vector<StageCost>& costs = problem->costs.stages;
   if (costs.size() == 1) costs.assign(problem->stages.size(), costs[0]);
   StageCost& cost = costs[static_cast<size_t>(number)];
-  for (Time StageCost::*time : {&StageCost::f, &StageCost::b, &StageCost::w, &StageCost::bw,
-                                &StageCost::fb}) {
+  for (Time StageCost::*time :
+       {&StageCost::f, &StageCost::b, &StageCost::w, &StageCost::bw, &StageCost::fb}) {
     cost.*time *= 2;
   }
   RouteStage& stage = problem->stages[static_cast<size_t>(number)];

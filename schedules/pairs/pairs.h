@@ -19,7 +19,8 @@ namespace contraflow {
 /// after the other, and takes twice as long.
 std::optional<SearchProblem> Fold(const SearchProblem& problem);
 
-/// The first half of the ranks' lists, of an even number of ranks, as an order of the folded problem.
+/// The first half of the ranks' lists, of an even number of ranks, as an order of the folded
+/// problem.
 Order FoldOrder(const SearchProblem& problem, const Order& order);
 
 /// Both halves of an order of the folded problem.

@@ -29,7 +29,7 @@ std::optional<PartitionBound> BoundOfDeep(const Spec& spec, const LayerStages& l
 /// The largest bound for any partition between `proven` and `goal` that looking at several ranks at
 /// once proves, in a nested placement with two stages a rank whose layers were `found` divided so;
 /// `proven` for others. `effort`: some ten nanoseconds each.
-Time RaiseByPrices(const Spec& spec, LayerStages* layers, const Plan& frame,
-                   const Partition& found, Time proven, Time goal, int64_t effort);
+Time RaiseByPrices(const Spec& spec, LayerStages* layers, const Plan& frame, const Partition& found,
+                   Time proven, Time goal, int64_t effort);
 
 }  // namespace contraflow

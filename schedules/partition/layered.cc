@@ -157,9 +157,8 @@ void CoverPartitions(const Spec& spec, const SearchControl& control, Plan* plan)
   provenance.bound = std::min(provenance.bound,
                               BoundOfPartitions(spec, &layers, *plan, provenance.makespan).value);
   if (spec.search.components) return;
-  provenance.bound =
-      RaiseByPrices(spec, &layers, *plan, plan->costs->partition, provenance.bound,
-                    provenance.makespan, spec.search.budget / kEachPrice);
+  provenance.bound = RaiseByPrices(spec, &layers, *plan, plan->costs->partition, provenance.bound,
+                                   provenance.makespan, spec.search.budget / kEachPrice);
 }
 
 }  // namespace contraflow

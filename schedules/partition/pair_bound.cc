@@ -127,12 +127,15 @@ class PairBound {
     const Time most = std::max(pairing_.first, pairing_.second);
     const auto alone = [&](Time work) { return AtLeast(most * work, SpeedOf(spec_, k), 6 * most); };
     const Time forward = layers_.forward_before(to) - layers_.forward_before(i);
-    Time value = std::max(
-        ranks_.Head(i, k) + OfAll(k, Work(i, to), Work(begin, end)),
-        ranks_.Head(begin, hops) + OfAll(k, std::max<Time>(0, Work(i, to) - forward), Work(begin, end)));
+    Time value = std::max(ranks_.Head(i, k) + OfAll(k, Work(i, to), Work(begin, end)),
+                          ranks_.Head(begin, hops) +
+                              OfAll(k, std::max<Time>(0, Work(i, to) - forward), Work(begin, end)));
     if (!sums_) return value;
-    value = std::max(value, ranks_.Head(i, k) + OfAll(k, ranks_.Chain(i, to), ranks_.Chain(begin, end)) + ranks_.Tail(i, k));
-    return std::max(value, ranks_.Head(begin, hops) + alone(ranks_.Chain(begin, end)) + ranks_.Tail(begin, hops));
+    value = std::max(value, ranks_.Head(i, k) +
+                                OfAll(k, ranks_.Chain(i, to), ranks_.Chain(begin, end)) +
+                                ranks_.Tail(i, k));
+    return std::max(value, ranks_.Head(begin, hops) + alone(ranks_.Chain(begin, end)) +
+                               ranks_.Tail(begin, hops));
   }
 
   /// Of the one stage of the middle rank for both routes.
@@ -226,7 +229,8 @@ class PairBound {
             alone ? OfMiddle(k, i, to) : OfBoth(k, i, to, std::min(j, end), std::max(j, end));
         Time value = std::max(before, here);
         if (value >= most) {
-          if (ranks_.Head(i, k) + OfAll(k, Price(i, to), Price(std::min(j, end), std::max(j, end))) >=
+          if (ranks_.Head(i, k) +
+                  OfAll(k, Price(i, to), Price(std::min(j, end), std::max(j, end))) >=
               most) {
             break;  // more layers are more work
           }

@@ -102,7 +102,8 @@ void PairedRanks::FindRoom(Time most) {
 
 bool PairedRanks::Leaves(int k, int to, int inner, int outer) const {
   if (!spec_.costs.ranks.empty()) return false;
-  const Time left = work_.between(to, inner) + (pairing_.nested ? 0 : work_.between(outer, layers()));
+  const Time left =
+      work_.between(to, inner) + (pairing_.nested ? 0 : work_.between(outer, layers()));
   return left > room_[static_cast<size_t>(k) * static_cast<size_t>(layers() + 1) +
                       static_cast<size_t>(to)];
 }

@@ -1,14 +1,13 @@
 // A bound for any partition of layers that looks at several ranks at once. Partitions are gone
-// through from the outer steps (pairing.h) inwards. One is left behind as soon as a step that it has says
-// alone that it is too long, the steps to come have no room for its layers, or prices of the time
-// of all steps so far refute it (compiler/bound/prices.h), where the layers inside are a delay for
-// each micro-batch and nothing else. Where all are no partition has a step as short as that
-// makespan.
+// through from the outer steps (pairing.h) inwards. One is left behind as soon as a step that it
+// has says alone that it is too long, the steps to come have no room for its layers, or prices of
+// the time of all steps so far refute it (compiler/bound/prices.h), where the layers inside are a
+// delay for each micro-batch and nothing else. Where all are no partition has a step as short as
+// that makespan.
 //
 // That is for small models of few ranks: the number of partitions grows with each step. Prices that
 // refute one partition mostly refute those that are like it.
 
-#include <algorithm>
 #include <algorithm>
 #include <cstdint>
 #include <optional>
@@ -82,9 +81,7 @@ class PricedPartitions {
     return Descend(0, ranks_.layers());
   }
 
-  bool Alone(int k) const {
-    return ranks_.pairing().middle && k + 1 == ranks_.pairing().steps;
-  }
+  bool Alone(int k) const { return ranks_.pairing().middle && k + 1 == ranks_.pairing().steps; }
 
   /// True if all partitions with the steps chosen so far and the layers i..j-1 inside are refuted.
   bool Descend(int i, int j) {
@@ -147,8 +144,7 @@ class PricedPartitions {
     for (int k = 0; k < steps; ++k) {
       const Choice& choice = chosen_[static_cast<size_t>(k)];
       const bool turns = k + 1 == pairing.steps;
-      route.stages.push_back(
-          {k, layers_.CostOf(choice.i, choice.to), turns ? turn : ranks_.hop()});
+      route.stages.push_back({k, layers_.CostOf(choice.i, choice.to), turns ? turn : ranks_.hop()});
     }
     const int inside = ranks_.stages() - 2 * steps;
     if (inside > 0) {
@@ -156,7 +152,8 @@ class PricedPartitions {
       const Time hops = (inside - 2) * ranks_.hop() + turn;
       PricedStage delay = {-1, {}, ranks_.hop()};
       delay.cost.f = layers_.forward_before(inner.begin) - layers_.forward_before(inner.to) + hops;
-      delay.cost.b = layers_.backward_before(inner.begin) - layers_.backward_before(inner.to) + hops;
+      delay.cost.b =
+          layers_.backward_before(inner.begin) - layers_.backward_before(inner.to) + hops;
       route.stages.push_back(delay);
     }
     for (int k = steps - (alone ? 2 : 1); k >= 0; --k) {
@@ -180,8 +177,8 @@ class PricedPartitions {
 
 }  // namespace
 
-Time RaiseByPrices(const Spec& spec, LayerStages* layers, const Plan& frame,
-                   const Partition& found, Time proven, Time goal, int64_t effort) {
+Time RaiseByPrices(const Spec& spec, LayerStages* layers, const Plan& frame, const Partition& found,
+                   Time proven, Time goal, int64_t effort) {
   const std::optional<Pairing> pairing = PairingOf(frame);
   if (!pairing || !pairing->nested || !spec.costs.microbatch_scale.empty() ||
       !spec.costs.ranks.empty()) {

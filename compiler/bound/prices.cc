@@ -39,6 +39,8 @@ namespace {
 constexpr double kNone = 1e30;  ///< no way
 /// By how much prices must refute a makespan, against rounding.
 constexpr double kMargin = 1e-9;
+/// By how much the logarithm of the first prices is lower on a rank that has nothing to do.
+constexpr double kScarcity = 20;
 /// Known prices that are kept.
 constexpr size_t kKept = 6;
 /// Rounds from one trial without temperature to the next.
@@ -48,7 +50,7 @@ constexpr int64_t kTrial = 20;
 constexpr double kWarm = 100, kCooling = 4.6;
 /// Of the logarithm of a price in one step, and what of that is left in the end; the same of phi,
 /// in mean prices. Steps follow a mean of slopes, over their mean square (Adam, arXiv 1412.6980).
-constexpr double kStride = 0.05, kLastStride = 0.1, kPhiStride = 10;
+constexpr double kStride = 0.02, kLastStride = 0.1, kPhiStride = 10;
 constexpr double kMeanOf = 0.9, kSquareOf = 0.99, kTiny = 1e-9;
 
 /// log(1 + exp(-x)), exp(-x) and 1 / (1 + exp(x)) for x >= 0, from tables: those of a C library
@@ -117,6 +119,7 @@ struct Mode {
   bool rest = false;   ///< the weight gradient is still to come, `advance` slots later
   int pair = -1;       ///< whose phi it pays (a forward) or gets (a backward); -1: none
   size_t end = 0;      ///< slots until it ends, at the earliest
+  double length = 0;   ///< in slots
   /// Starts in a slot, with their ends, between which what it costs is linear.
   std::vector<std::pair<Offset, Offset>> spans = {};
 };
@@ -205,6 +208,7 @@ class Asking {
     const Time last = horizon_ - offset - duration;
     mode.starts = last < 0 ? 0 : static_cast<size_t>(last / slot_) + 1;
     mode.end = static_cast<size_t>((offset + duration) / slot_);
+    mode.length = static_cast<double>(duration) / static_cast<double>(slot_);
     // A sum is linear between two slots, so the difference is between these and what ends there.
     const Time grid = (offset + duration + slot_ - 1) / slot_ * slot_ - duration;
     for (const Time start : {offset, slot_, grid, offset + slot_}) {
@@ -555,20 +559,67 @@ class PriceSearch {
   int64_t round_ = 0;
 };
 
-/// The same for all time, and both halves of a pair pay alike.
-Prices EvenPrices(const Question& question) {
+/// Slots in which a rank can be busy, and what part of them it is at least.
+struct Busy {
+  size_t from = 0, to = 0;
+  double part = 0;
+};
+
+std::vector<Busy> BusyOf(const Question& question) {
+  std::vector<Busy> busy(question.ranks, {question.slots, 0, 0});
+  for (const Way& way : question.ways) {
+    size_t rest = 0;  // of the way
+    for (const Visit& visit : way.visits) rest += visit.modes.front().advance;
+    size_t from = 0;
+    for (const Visit& visit : way.visits) {
+      if (visit.modes.front().timed) {
+        Busy& rank = busy[visit.rank];
+        rank.from = std::min(rank.from, std::min(from, question.slots - 1));
+        const size_t after = rest - visit.modes.front().advance;
+        // Rests may come last.
+        const bool last = !visit.weight.spans.empty() || after >= question.slots;
+        rank.to = std::max(rank.to, last ? question.slots : question.slots - after);
+        double least = kNone;
+        for (const Mode& mode : visit.modes) {
+          double length = mode.length;
+          if (mode.rest) length += visit.weight.length;
+          if (mode.pair >= 0) length /= 2;
+          least = std::min(least, length);
+        }
+        rank.part += way.count * visit.share * least;
+      }
+      from += visit.modes.front().advance;
+      rest -= visit.modes.front().advance;
+    }
+  }
+  for (Busy& rank : busy) {
+    if (rank.to > rank.from) rank.part /= static_cast<double>(rank.to - rank.from);
+  }
+  return busy;
+}
+
+/// What says of each rank alone how long the step takes, most for the ranks that are busiest; both
+/// halves of a pair pay alike.
+Prices FirstPrices(const Question& question) {
   Prices prices = Blank(question);
-  const double each = 1 / static_cast<double>(prices.time.size());
-  std::ranges::fill(prices.time, each);
+  const std::vector<Busy> busy = BusyOf(question);
+  double most = 0, all = 0;
+  for (const Busy& rank : busy) most = std::max(most, rank.part);
+  for (size_t r = 0; r < busy.size(); ++r) {
+    const auto& [from, to, part] = busy[r];
+    const double scarce = tables().Exp(kScarcity * (1 - part / most));
+    double* time = &prices.time[r * question.slots];
+    for (size_t k = from; k < to; ++k) time[k] = scarce;
+    all += scarce * static_cast<double>(to > from ? to - from : 0);
+  }
+  for (double& price : prices.time) price /= all;
   for (const Way& way : question.ways) {
     for (const Visit& visit : way.visits) {
       for (const Mode& mode : visit.modes) {
         if (mode.pair < 0 || !mode.timed) continue;
-        const auto& [first, last] = mode.spans.front();
-        const double length =
-            static_cast<double>(last.slots - first.slots) + last.part - first.part;
+        const double* time = &prices.time[visit.rank * question.slots];
         double* phi = &prices.phi[static_cast<size_t>(mode.pair) * question.slots];
-        std::fill(phi, phi + question.slots, visit.share * each * length / 2);
+        for (size_t k = 0; k < question.slots; ++k) phi[k] = visit.share * time[k] * mode.length / 2;
       }
     }
   }
@@ -613,12 +664,12 @@ PricedStep StepOf(const Plan& frame, const CostModel& costs) {
 bool PriceProof::Refutes(const PricedStep& step, Time makespan, int64_t rounds) {
   const Question question = Asking(step, makespan - 1, slot_).Ask();
   const int64_t size = SizeOf(question);
-  const Prices even = EvenPrices(question);
+  const Prices first = FirstPrices(question);
   Payment payment(question);
   std::optional<Prices> best;
   double most = 0;
   for (size_t i = 0; i < known_.size(); ++i) {
-    if (known_[i].time.size() != even.time.size() || known_[i].phi.size() != even.phi.size()) {
+    if (known_[i].time.size() != first.time.size() || known_[i].phi.size() != first.phi.size()) {
       continue;
     }
     work_ += size / 2;
@@ -633,7 +684,7 @@ bool PriceProof::Refutes(const PricedStep& step, Time makespan, int64_t rounds) 
     best = known_[i];
   }
   if (rounds == 0) return false;
-  Prices prices = best.value_or(even);
+  Prices prices = best.value_or(first);
   PriceSearch search(question, &prices);
   const bool refutes = search.Refute(rounds);
   work_ += size * search.rounds();

@@ -23,8 +23,8 @@
 namespace contraflow {
 namespace {
 
-/// How finely time is cut.
-constexpr int64_t kSlots = 400;
+/// Slots that time is cut in, to the mean forward of a stage and in all.
+constexpr int64_t kSlotsEach = 12, kFewestSlots = 300, kMostSlots = 1200;
 /// Makespans that are asked about.
 constexpr int kPriceQuestions = 12;
 /// Rounds of the search for prices that refute a partition, and the one that was found.
@@ -39,7 +39,7 @@ class PricedPartitions {
         price_(work),
         ranks_(spec, layers, work, pairing),
         found_(found),
-        proof_(goal, kSlots),
+        proof_(goal, SlotsOf(goal)),
         left_(effort) {}
 
   /// The largest makespan above `proven` that is refuted, no more than `goal`: the higher, the more
@@ -59,6 +59,11 @@ class PricedPartitions {
   struct Choice {
     int i = 0, to = 0, begin = 0, end = 0;
   };
+
+  int64_t SlotsOf(Time goal) const {
+    const Time forward = layers_.forward_before(layers_.layers()) / ranks_.stages();
+    return std::clamp(kSlotsEach * (goal / std::max<Time>(1, forward)), kFewestSlots, kMostSlots);
+  }
 
   bool RefuteAll(Time asked) {
     asked_ = asked;

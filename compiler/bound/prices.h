@@ -4,7 +4,7 @@
 #include <utility>
 #include <vector>
 
-#include "compiler/plan/plan.h"
+#include "compiler/plan/cost.h"
 
 namespace contraflow {
 
@@ -27,11 +27,6 @@ struct PricedStep {
   int doubled = -1;
   std::vector<Route> routes;
 };
-
-/// The step of all schedules with the routes of `frame`; of two routes that are mirrored, rank r
-/// doing for the one what rank P-1-r does for the other, one with half of all micro-batches on half
-/// of the ranks. Micro-batches must be alike.
-PricedStep StepOf(const Plan& frame, const CostModel& costs);
 
 /// For each slot of time one behind the other: what the time of each rank costs, and what the
 /// forward of each kind of pair pays. Those that were of use before are where the next search

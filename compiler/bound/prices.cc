@@ -194,6 +194,7 @@ bool PriceProof::Refutes(const PricedStep& step, Time makespan, int64_t rounds) 
   const Question question = Ask(step, makespan - 1, slot_);
   const int64_t size = SizeOf(question);
   const Prices first = FirstPrices(question);
+  work_ += size / 4;
   Payment payment(question);
   std::optional<Prices> best;
   double most = 0;

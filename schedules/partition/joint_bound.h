@@ -6,6 +6,7 @@
 #include "compiler/plan/spec.h"
 #include "schedules/partition/layer_work.h"
 #include "schedules/partition/partition.h"
+#include "schedules/search_control.h"
 
 namespace contraflow {
 
@@ -30,6 +31,7 @@ std::optional<PartitionBound> BoundOfDeep(const Spec& spec, const LayerStages& l
 /// once proves, in a nested placement with two stages a rank whose layers were `found` divided so;
 /// `proven` for others. `effort`: some ten nanoseconds each.
 Time RaiseByPrices(const Spec& spec, LayerStages* layers, const Plan& frame, const Partition& found,
-                   Time proven, Time goal, int64_t effort);
+                   Time proven, Time goal, int64_t effort,
+                   const SearchControl& control = SearchControl());
 
 }  // namespace contraflow

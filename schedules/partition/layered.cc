@@ -158,7 +158,7 @@ void CoverPartitions(const Spec& spec, const SearchControl& control, Plan* plan)
                               BoundOfPartitions(spec, &layers, *plan, provenance.makespan).value);
   if (spec.search.components) return;
   provenance.bound = RaiseByPrices(spec, &layers, *plan, plan->costs->partition, provenance.bound,
-                                   provenance.makespan, spec.search.budget / kEachPrice);
+                                   provenance.makespan, spec.search.budget / kEachPrice, control);
 }
 
 }  // namespace contraflow

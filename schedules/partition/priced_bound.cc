@@ -27,14 +27,18 @@ namespace {
 constexpr int64_t kSlotsEach = 12, kFewestSlots = 300, kMostSlots = 1200;
 /// Makespans that are asked about.
 constexpr int kPriceQuestions = 12;
+/// What looking at one choice of layers for a step takes, beside prices.
+constexpr int64_t kEachChoice = 200;
 /// Rounds of the search for prices that refute a partition, and the one that was found.
 constexpr int64_t kRounds = 600, kRoundsOfFound = 1000;
 
 class PricedPartitions {
  public:
   PricedPartitions(const Spec& spec, LayerStages* layers, const LayerWork& work,
-                   const Pairing& pairing, const Partition& found, Time goal, int64_t effort)
-      : fixed_(FixedPartition(spec, static_cast<int>(found.size())).has_value()),
+                   const Pairing& pairing, const Partition& found, Time goal, int64_t effort,
+                   const SearchControl& control)
+      : control_(control),
+        fixed_(FixedPartition(spec, static_cast<int>(found.size())).has_value()),
         layers_(*layers),
         price_(work),
         ranks_(spec, layers, work, pairing),
@@ -98,10 +102,12 @@ class PricedPartitions {
         if (last) size = alone ? 0 : j - to;
         if (last && !alone && size == 0) break;
         if (TooMuch(k, i, to, j - size, j)) break;
+        left_ -= kEachChoice;
         if (!last && ranks_.Leaves(k, to, j - size, j)) continue;
         if (ProveOnce(k, i, to, j - size, j, alone) >= asked_) continue;
         chosen_.push_back({i, to, j - size, j});
-        bool refuted = k > 0 && Refuted(last ? kRounds : 0);
+        // Of one step alone that has been proven.
+        bool refuted = (k > 0 || last) && Refuted(last ? kRounds : 0);
         if (!refuted && !last) refuted = Descend(to, j - size);
         chosen_.pop_back();
         if (!refuted || left_ <= 0) return false;
@@ -131,6 +137,7 @@ class PricedPartitions {
   bool Refuted(int64_t rounds) {
     const bool refuted = proof_.Refutes(StepOfChosen(), asked_, rounds);
     left_ -= proof_.TakeWork();
+    if (control_.stopped()) left_ = 0;
     return refuted;
   }
 
@@ -168,6 +175,7 @@ class PricedPartitions {
     return step;
   }
 
+  const SearchControl& control_;
   const bool fixed_;  ///< no other partition is allowed
   LayerStages& layers_;
   const LayerWork& price_;
@@ -183,7 +191,7 @@ class PricedPartitions {
 }  // namespace
 
 Time RaiseByPrices(const Spec& spec, LayerStages* layers, const Plan& frame, const Partition& found,
-                   Time proven, Time goal, int64_t effort) {
+                   Time proven, Time goal, int64_t effort, const SearchControl& control) {
   const std::optional<Pairing> pairing = PairingOf(frame);
   if (!pairing || !pairing->nested || !spec.costs.microbatch_scale.empty() ||
       !spec.costs.ranks.empty()) {
@@ -191,7 +199,8 @@ Time RaiseByPrices(const Spec& spec, LayerStages* layers, const Plan& frame, con
   }
   const Time most = goal / std::max<Time>(1, pairing->first) + 5;
   LayerWork work(layers, most);
-  return PricedPartitions(spec, layers, work, *pairing, found, goal, effort).Raise(proven, goal);
+  return PricedPartitions(spec, layers, work, *pairing, found, goal, effort, control)
+      .Raise(proven, goal);
 }
 
 }  // namespace contraflow

@@ -215,7 +215,7 @@ TEST_SUITE("unit") {
 TEST_SUITE("property") {
   TEST_CASE("lists with pairs run and fit for any routes, stages and limit") {
     std::mt19937_64 random(6);
-    int found = 0, paired = 0;
+    int found = 0, paired = 0, unfolded = 0;
     for (int round = 0; round < 40; ++round) {
       const int ranks = 2 + static_cast<int>(Draw(&random, 4));
       const int microbatches = 2 * (ranks + static_cast<int>(Draw(&random, 4)));
@@ -245,8 +245,19 @@ TEST_SUITE("property") {
       CHECK(makespan >= ProveBound(frame, spec.costs, limit).value);
       SearchWork again(OptionsOf(1'000'000));
       CHECK(ListPairs(start.problem, 200'000, &again) == order);
+      const std::optional<SearchProblem> folded = Fold(start.problem);
+      const std::optional<Order> half = folded ? ListPairs(*folded, 200'000, &again) : std::nullopt;
+      if (!half) continue;
+      // On an odd number of ranks the one in the middle is done with one route sooner.
+      const Order whole = UnfoldOrder(start.problem, *half);
+      const Time longer = IncrementalEvaluator::Of(*folded, *half)->makespan();
+      const Time unfolded_makespan = Evaluate(start.problem, whole).makespan;
+      CheckSound(start, {whole, unfolded_makespan, ""});
+      CHECK((ranks % 2 == 0 ? unfolded_makespan == longer : unfolded_makespan <= longer));
+      unfolded += ranks % 2 != 0;
     }
     CHECK(found > 30);
+    CHECK(unfolded >= 3);
     CHECK(paired > 60);
   }
 

@@ -229,7 +229,7 @@ TEST_SUITE("property") {
         for (Time* time : {&stage.f, &stage.b, &stage.w, &stage.bw, &stage.fb}) *time *= times;
       }
       std::optional<int64_t> limit;
-      if (Draw(&random, 2) == 0) limit = 2 * ranks + static_cast<int64_t>(Draw(&random, 6));
+      if (Draw(&random, 2) == 0) limit = ranks + static_cast<int64_t>(Draw(&random, 9));
       Published start = {frame, ProblemOf(frame, spec.costs, limit), {}};
       SearchWork work(OptionsOf(1'000'000));
       std::optional<Order> order = ListPairs(start.problem, 200'000, &work);

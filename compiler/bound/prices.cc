@@ -34,6 +34,8 @@ constexpr double kMargin = 1e-9;
 constexpr double kScarcity = 20;
 /// Known prices that are kept.
 constexpr size_t kKept = 6;
+/// Rounds of a search with fewer of which nothing is found.
+constexpr int64_t kFewestRounds = 50;
 /// Rounds from one trial without temperature to the next.
 constexpr int64_t kTrial = 20;
 /// Inverse temperature at the beginning, in parts of what all prices come to, and the logarithm of
@@ -181,7 +183,7 @@ int64_t SizeOf(const Question& question) {
   for (const Way& way : question.ways) {
     for (const Visit& visit : way.visits) modes += 1 + visit.modes.size();
   }
-  return static_cast<int64_t>(modes * question.slots);
+  return std::max<int64_t>(1, static_cast<int64_t>(modes * question.slots));
 }
 
 }  // namespace
@@ -189,7 +191,7 @@ int64_t SizeOf(const Question& question) {
 
 namespace contraflow {
 
-bool PriceProof::Refutes(const PricedStep& step, Time makespan, int64_t rounds) {
+bool PriceProof::Refutes(const PricedStep& step, Time makespan, int64_t rounds, int64_t work) {
   using namespace pricing;
   const Question question = Ask(step, makespan - 1, slot_);
   const int64_t size = SizeOf(question);
@@ -213,7 +215,8 @@ bool PriceProof::Refutes(const PricedStep& step, Time makespan, int64_t rounds) 
     most = paid;
     best = known_[i];
   }
-  if (rounds == 0) return false;
+  rounds = std::min(rounds, work / size);
+  if (rounds < kFewestRounds) return false;
   Prices prices = best.value_or(first);
   PriceSearch search(question, &prices);
   const bool refutes = search.Refute(rounds);

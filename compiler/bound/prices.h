@@ -43,8 +43,9 @@ class PriceProof {
   PriceProof(Time horizon, int64_t slots) : slot_((horizon + slots - 1) / slots) {}
 
   /// True if it is proven that the step takes no less than `makespan`, whatever else its ranks do:
-  /// by prices known from before or by those that a search of so many rounds finds.
-  bool Refutes(const PricedStep& step, Time makespan, int64_t rounds);
+  /// by prices known from before or by those that a search of so many rounds finds, fewer where
+  /// they would take more than `work` (TakeWork).
+  bool Refutes(const PricedStep& step, Time makespan, int64_t rounds, int64_t work);
 
   /// Slots of operations that have been looked at, some ten nanoseconds each.
   int64_t TakeWork() { return std::exchange(work_, 0); }

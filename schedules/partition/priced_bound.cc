@@ -135,7 +135,7 @@ class PricedPartitions {
   }
 
   bool Refuted(int64_t rounds) {
-    const bool refuted = proof_.Refutes(StepOfChosen(), asked_, rounds);
+    const bool refuted = proof_.Refutes(StepOfChosen(), asked_, rounds, left_);
     left_ -= proof_.TakeWork();
     if (control_.stopped()) left_ = 0;
     return refuted;

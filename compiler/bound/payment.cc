@@ -168,9 +168,8 @@ double Payment::Forward(const Way& way, const Prices& prices) {
 
 /// The least that the rest costs from each slot on.
 void Payment::WeightsOf(const Visit& visit, const Prices& prices, double* weights) {
-  Visit alone = {.rank = visit.rank, .share = visit.share};
   rest_costs_.resize(entries());
-  CostsOf(alone, visit.weight, prices, nullptr, rest_costs_.data());
+  CostsOf(visit, visit.weight, prices, nullptr, rest_costs_.data());
   double least = kNoWay;
   for (size_t v = entries(); v-- > 0;) {
     if (v < visit.weight.starts) least = Least(least, rest_costs_[v]);
@@ -229,8 +228,7 @@ void Payment::Flow(const Visit& visit, const Mode& mode, size_t o, size_t at) {
 }
 
 void Payment::FlowOfRest(const Visit& visit, const double* weights) {
-  Visit alone = {.rank = visit.rank, .share = visit.share};
-  CostsOf(alone, visit.weight, use_, nullptr, rest_costs_.data());
+  CostsOf(visit, visit.weight, use_, nullptr, rest_costs_.data());
   double waited = 0;
   for (size_t v = 0; v < visit.weight.starts; ++v) {
     const double all = rest_flow_[v] + waited;

@@ -1,9 +1,9 @@
 // Time is cut into slots of the same length, and an operation is known by the slot in which it
 // starts. The slots of an operation are put off against those of the one before it by what that and
 // the hop take, so that a way without pairs takes a whole number of them; in a pair an operation is
-// taken for up to a slot shorter. What an operation costs is the least for any
-// start within its slot. Both only lower the bound. Sums have no more than some
-// millions of terms, so that rounding is far below kMargin.
+// taken for up to a slot shorter. What an operation costs is the least for any start within its
+// slot. Both only lower the bound. Sums have no more than some millions of terms, so that rounding
+// is far below the margin by which prices must refute a makespan (prices.cc).
 
 #include <algorithm>
 

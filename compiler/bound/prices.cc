@@ -19,7 +19,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
-#include <optional>
 #include <utility>
 #include <vector>
 
@@ -49,8 +48,8 @@ constexpr double kMeanOf = 0.9, kSquareOf = 0.99, kTiny = 1e-9;
 /// Climbs to better prices.
 class PriceSearch {
  public:
-  PriceSearch(const Question& question, Prices* prices)
-      : prices_(*prices), payment_(question), mean_(Blank(question)), square_(mean_) {
+  PriceSearch(const Question& question, Payment* payment, Prices* prices)
+      : prices_(*prices), payment_(*payment), mean_(Blank(question)), square_(mean_) {
     for (const Way& way : question.ways) count_ += way.count;
   }
 
@@ -102,7 +101,7 @@ class PriceSearch {
   }
 
   Prices& prices_;
-  Payment payment_;
+  Payment& payment_;
   Prices mean_, square_;  ///< of slopes
   double count_ = 0;
   double stride_ = 0, mean_part_ = 0, square_part_ = 0;
@@ -170,8 +169,9 @@ Prices FirstPrices(const Question& question) {
         if (mode.pair < 0 || !mode.timed) continue;
         const double* time = &prices.time[visit.rank * question.slots];
         double* phi = &prices.phi[static_cast<size_t>(mode.pair) * question.slots];
-        for (size_t k = 0; k < question.slots; ++k)
+        for (size_t k = 0; k < question.slots; ++k) {
           phi[k] = visit.share * time[k] * mode.length / 2;
+        }
       }
     }
   }
@@ -195,15 +195,13 @@ bool PriceProof::Refutes(const PricedStep& step, Time makespan, int64_t rounds, 
   using namespace pricing;
   const Question question = Ask(step, makespan - 1, slot_);
   const int64_t size = SizeOf(question);
-  const Prices first = FirstPrices(question);
   work_ += size / 4;
   Payment payment(question);
-  std::optional<Prices> best;
+  const Prices* best = nullptr;
   double most = 0;
   for (size_t i = 0; i < known_.size(); ++i) {
-    if (known_[i].time.size() != first.time.size() || known_[i].phi.size() != first.phi.size()) {
-      continue;
-    }
+    if (known_[i].time.size() != question.ranks * question.slots) continue;
+    if (known_[i].phi.size() != question.pairs * question.slots) continue;
     work_ += size / 2;
     const double paid = payment.Of(known_[i], 0);
     if (paid > 1 + kMargin) {
@@ -213,15 +211,15 @@ bool PriceProof::Refutes(const PricedStep& step, Time makespan, int64_t rounds, 
     }
     if (paid <= most) continue;
     most = paid;
-    best = known_[i];
+    best = &known_[i];
   }
   rounds = std::min(rounds, work / size);
   if (rounds < kFewestRounds) return false;
-  Prices prices = best.value_or(first);
-  PriceSearch search(question, &prices);
+  Prices prices = best != nullptr ? *best : FirstPrices(question);
+  PriceSearch search(question, &payment, &prices);
   const bool refutes = search.Refute(rounds);
   work_ += size * search.rounds();
-  if (!refutes && best) return false;
+  if (!refutes && best != nullptr) return false;
   known_.insert(known_.begin(), std::move(prices));
   if (known_.size() > kKept) known_.pop_back();
   return refutes;

@@ -107,11 +107,13 @@ namespace {
 /// Places in the middle that are tried.
 constexpr int kCuts = 16;
 
-/// The pairs that a rank runs for each further micro-batch.
-ActionList SteadyPairs(const std::vector<int>& stages, bool alike) {
+/// The pairs that a rank runs for further micro-batches.
+ActionList SteadyPairs(const std::vector<int>& stages, bool alike, int further) {
   ActionList pairs;
-  for (size_t i = 0; i < stages.size(); ++i) {
-    pairs.push_back({Op::FB, stages[i], stages[alike ? i : stages.size() - 1 - i]});
+  for (int k = 0; k < further; ++k) {
+    for (size_t i = 0; i < stages.size(); ++i) {
+      pairs.push_back({Op::FB, stages[i], stages[alike ? i : stages.size() - 1 - i]});
+    }
   }
   return pairs;
 }
@@ -149,7 +151,7 @@ std::optional<Order> Extend(const SearchProblem& problem, const Order& order, in
   if (!run) return std::nullopt;
   std::vector<ActionList> steady;
   for (size_t r = 0; r < order.size(); ++r) {
-    steady.push_back(SteadyPairs(problem.stages_of[r], PairsAlike(order[r])));
+    steady.push_back(SteadyPairs(problem.stages_of[r], PairsAlike(order[r]), further));
   }
   std::optional<Order> best;
   Time least = 0;
@@ -167,12 +169,8 @@ std::optional<Order> Extend(const SearchProblem& problem, const Order& order, in
         at = i;
         break;
       }
-      ActionList pairs;
-      for (int k = 0; k < further; ++k) {
-        pairs.insert(pairs.end(), steady[r].begin(), steady[r].end());
-      }
       const auto place = longer[r].begin() + static_cast<std::ptrdiff_t>(at);
-      longer[r].insert(place, pairs.begin(), pairs.end());
+      longer[r].insert(place, steady[r].begin(), steady[r].end());
     }
     const std::optional<IncrementalEvaluator> tried = IncrementalEvaluator::Of(problem, longer);
     if (!tried || (best && tried->makespan() >= least)) continue;

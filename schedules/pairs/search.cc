@@ -188,20 +188,19 @@ void AnnealHalf(const SearchProblem& problem, const SearchProblem& folded, Time 
 void ImproveFromPhases(const SearchProblem& problem, const std::optional<SearchProblem>& folded,
                        Time bound, uint64_t seed, int64_t budget, SearchWork* work,
                        SearchResult* best) {
-  if (!folded && problem.frame.routes.size() == 1 && problem.stages_of[0].size() == 2) {
+  if (folded && problem.frame.ranks % 2 == 0) {
+    return AnnealHalf(problem, *folded, bound, seed, budget, work, best);
+  }
+  if (problem.frame.routes.size() == 1 && problem.stages_of[0].size() == 2) {
     return AnnealShort(problem, bound, seed, budget, work, best);
   }
-  const bool odd = problem.frame.ranks % 2 != 0;
-  if (!folded || odd) {
-    const int64_t end = work->left() - budget;
-    if (std::optional<Order> lists = ListPairs(problem, budget / kListShare, work)) {
-      Offer(problem, std::move(*lists), best);
-    }
-    // What is mirrored is simpler, but not as good.
-    if (folded) AnnealHalf(problem, *folded, bound, seed, budget / kHalfShare, work, best);
-    return Anneal(problem, bound, seed, std::max<int64_t>(work->left() - end, 0), 4, work, best);
+  const int64_t end = work->left() - budget;
+  if (std::optional<Order> lists = ListPairs(problem, budget / kListShare, work)) {
+    Offer(problem, std::move(*lists), best);
   }
-  AnnealHalf(problem, *folded, bound, seed, budget, work, best);
+  // Of an odd number of ranks what is mirrored is simpler, but not as good.
+  if (folded) AnnealHalf(problem, *folded, bound, seed, budget / kHalfShare, work, best);
+  Anneal(problem, bound, seed, std::max<int64_t>(work->left() - end, 0), 4, work, best);
 }
 
 /// From DualPipe's order with fewer micro-batches in flight; of two routes either each with its

@@ -105,17 +105,10 @@ class PairBound {
     return layer.moe || cost.bw < cost.b + cost.w || cost.fb < cost.f + cost.bw;
   }
 
-  /// What the rank, or the fuller one of two, has of two stages with so much each for a
-  /// micro-batch.
-  Time OfAll(int k, Time a, Time b) const {
-    const Time all = pairing_.second == 0 ? pairing_.first * (a + b)
-                                          : std::max(pairing_.first * a + pairing_.second * b,
-                                                     pairing_.first * b + pairing_.second * a);
-    return AtLeast(all, SpeedOf(spec_, k), 6 * (pairing_.first + pairing_.second));
-  }
-
   /// Of step k with the layers i..to-1 alone in its first stage.
-  Time OfFirst(int k, int i, int to) const { return ranks_.Head(i, k) + OfAll(k, Price(i, to), 0); }
+  Time OfFirst(int k, int i, int to) const {
+    return ranks_.Head(i, k) + ranks_.OfAll(k, Price(i, to), 0);
+  }
 
   /// Of step k with both stages, the second one with the layers begin..end-1.
   Time OfBoth(int k, int i, int to, int begin, int end) const {
@@ -127,12 +120,13 @@ class PairBound {
     const Time most = std::max(pairing_.first, pairing_.second);
     const auto alone = [&](Time work) { return AtLeast(most * work, SpeedOf(spec_, k), 6 * most); };
     const Time forward = layers_.forward_before(to) - layers_.forward_before(i);
-    Time value = std::max(ranks_.Head(i, k) + OfAll(k, Work(i, to), Work(begin, end)),
-                          ranks_.Head(begin, hops) +
-                              OfAll(k, std::max<Time>(0, Work(i, to) - forward), Work(begin, end)));
+    Time value =
+        std::max(ranks_.Head(i, k) + ranks_.OfAll(k, Work(i, to), Work(begin, end)),
+                 ranks_.Head(begin, hops) +
+                     ranks_.OfAll(k, std::max<Time>(0, Work(i, to) - forward), Work(begin, end)));
     if (!sums_) return value;
     value = std::max(value, ranks_.Head(i, k) +
-                                OfAll(k, ranks_.Chain(i, to), ranks_.Chain(begin, end)) +
+                                ranks_.OfAll(k, ranks_.Chain(i, to), ranks_.Chain(begin, end)) +
                                 ranks_.Tail(i, k));
     return std::max(value, ranks_.Head(begin, hops) + alone(ranks_.Chain(begin, end)) +
                                ranks_.Tail(begin, hops));
@@ -140,7 +134,7 @@ class PairBound {
 
   /// Of the one stage of the middle rank for both routes.
   Time OfMiddle(int k, int i, int to) const {
-    return ranks_.Head(i, k) + OfAll(k, Work(i, to), Work(i, to));
+    return ranks_.Head(i, k) + ranks_.OfAll(k, Work(i, to), Work(i, to));
   }
 
   /// Closely, once for each choice.
@@ -230,7 +224,7 @@ class PairBound {
         Time value = std::max(before, here);
         if (value >= most) {
           if (ranks_.Head(i, k) +
-                  OfAll(k, Price(i, to), Price(std::min(j, end), std::max(j, end))) >=
+                  ranks_.OfAll(k, Price(i, to), Price(std::min(j, end), std::max(j, end))) >=
               most) {
             break;  // more layers are more work
           }

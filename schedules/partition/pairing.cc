@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstddef>
+#include <utility>
 
 #include "schedules/partition/joint_bound.h"
 
@@ -53,6 +54,12 @@ Time PairedRanks::Head(int layer, int hops) const {
 
 Time PairedRanks::Tail(int layer, int hops) const {
   return AtLeast(layers_.backward_before(layer), fastest_, hops) + hops * hop_;
+}
+
+Time PairedRanks::OfAll(int k, Time a, Time b) const {
+  const auto [one, two] = std::pair(pairing_.first, pairing_.second);
+  const Time all = two == 0 ? one * (a + b) : std::max(one * a + two * b, one * b + two * a);
+  return AtLeast(all, SpeedOf(spec_, k), 6 * (one + two));
 }
 
 /// Stage s of a route with the layers first..last-1, and what passes around it.

@@ -41,6 +41,10 @@ class PairedRanks {
   Time Head(int layer, int hops) const;
   Time Tail(int layer, int hops) const;
 
+  /// What rank k, or the fuller one of the two of step k, has of two stages with so much each for a
+  /// micro-batch.
+  Time OfAll(int k, Time a, Time b) const;
+
   /// The bound from what step k says alone, with the layers i..to-1 and begin..end-1 (`alone`:
   /// without the second ones), however they overlap; for ranks that are alike.
   Time Prove(int k, int i, int to, int begin, int end, bool alone);

@@ -19,8 +19,8 @@ namespace contraflow {
 /// (RejectPartition).
 Plan GenerateFromLayers(const Schedule& schedule, const Spec& spec, const SearchControl& control);
 
-/// Lowers the bound in the provenance of a plan that was made of the layers of the spec to what
-/// holds for any partition (BoundOfPartitions).
+/// Makes the bound in the provenance of a plan that was made of the layers of the spec one that
+/// holds for any partition (BoundOfPartitions, RaiseByPrices).
 void CoverPartitions(const Spec& spec, const SearchControl& control, Plan* plan);
 
 /// What a partition is worth: what its fullest rank holds beyond the limit, then the time of a

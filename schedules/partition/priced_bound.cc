@@ -97,10 +97,9 @@ class PricedPartitions {
     const auto k = static_cast<int>(chosen_.size());
     const int behind = ranks_.pairing().steps - 1 - k;
     const bool last = behind == 0, alone = Alone(k);
-    for (int to = alone ? j : i + 1; to <= j - behind; ++to) {
-      for (int size = alone ? 0 : 1; size <= j - to; ++size) {
-        if (last) size = alone ? 0 : j - to;
-        if (last && !alone && size == 0) break;
+    const int most = alone ? j : j - std::max(behind, 1);
+    for (int to = alone ? j : i + 1; to <= most; ++to) {
+      for (int size = last ? j - to : 1; size <= j - to; ++size) {
         if (TooMuch(k, i, to, j - size, j)) break;
         left_ -= kEachChoice;
         if (!last && ranks_.Leaves(k, to, j - size, j)) continue;
@@ -111,7 +110,6 @@ class PricedPartitions {
         if (!refuted && !last) refuted = Descend(to, j - size);
         chosen_.pop_back();
         if (!refuted || left_ <= 0) return false;
-        if (last) break;
       }
     }
     return true;
@@ -119,10 +117,7 @@ class PricedPartitions {
 
   /// More layers are more work.
   bool TooMuch(int k, int i, int to, int begin, int end) const {
-    const Time first = price_.between(i, to), second = price_.between(begin, end);
-    const Time one = ranks_.pairing().first, two = ranks_.pairing().second;
-    const Time all = two == 0 ? one * (first + second)
-                              : std::max(one * first + two * second, one * second + two * first);
+    const Time all = ranks_.OfAll(k, price_.between(i, to), price_.between(begin, end));
     return ranks_.Head(i, k) + all >= asked_;
   }
 

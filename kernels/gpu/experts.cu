@@ -75,7 +75,7 @@ void AddProduct(const char* name, Stream stream, const ExpertsSizes& sizes, cons
                             CeilDiv(out, kTileColumns)};
     LaunchGrouped<Form::kRows, blocks>(name, stream, sizes, {tiles, 0, out, in},
                                        MapRows(x, sizes, in, kSlab), MapRows(dy, sizes, out, kSlab),
-                                       AddInPlace{map, gradient, in, out});
+                                       AddInPlace{map});
   });
 }
 

@@ -1,31 +1,16 @@
 #pragma once
 
 // What becomes of the accumulators of a tile of a grouped product; included by experts.cu. Each
-// kind is called by the consumers with a thread's accumulators, and its Prefetch before by one warp
-// with the first row of the tile, so that what it reads is in L2 when the sums are done.
+// kind is called by the consumers with a thread's accumulators.
 
 #include "kernels/gpu/grouped_rows.h"
 
 namespace contraflow::gpu {
 
-/// Prefetches what lies in the tile of a matrix of rows of `width`, of which `columns` count.
-template <typename T>
-__device__ void PrefetchTile(const T* matrix, int width, int columns, const TilePlace& at) {
-  constexpr int kLine = 128 / sizeof(T), kLines = kTileColumns / kLine;
-  const int lane = Lane();
-  for (int i = lane; i < kTileRows * kLines; i += kWarp) {
-    const int row = at.row + i / kLines, column = at.column + i % kLines * kLine;
-    if (row < at.rows_end && column < columns) {
-      PrefetchLine(matrix + static_cast<int64_t>(row) * width + column);
-    }
-  }
-}
-
 /// out[rows x columns] in bf16.
 struct StoreRows {
   BoxedRows<1> out;
 
-  __device__ void Prefetch(const TilePlace&) const {}
   __device__ void operator()(const TilePlace& at, float (&sums)[kAccumulators],
                              const WarpBoxes& boxes) const {
     CF_UNROLL
@@ -56,7 +41,6 @@ struct StoreSwiglu {
   BoxedRows<2> gate_up;
   BoxedRows<1> hidden;
 
-  __device__ void Prefetch(const TilePlace&) const {}
   __device__ void operator()(const TilePlace& at, float (&sums)[kAccumulators],
                              const WarpBoxes& boxes) const {
     constexpr int kPanels = kTileColumns / 2 / kBoxColumns;
@@ -113,10 +97,6 @@ struct StoreSwigluGradient {
     uint4 gate[2], up[2];
   };
 
-  __device__ void Prefetch(const TilePlace& at) const {
-    PrefetchTile(gate_up, 2 * inner, inner, at);
-    PrefetchTile(gate_up + inner, 2 * inner, inner, at);
-  }
   __device__ bool Inside(const TilePlace& at, int row, int column) const {
     return row < at.rows_end && column < inner;
   }
@@ -184,12 +164,7 @@ struct StoreSwigluGradient {
 /// its elements to itself each gets one addition.
 struct AddInPlace {
   TensorMap map;  ///< of boxes of 32 columns x 16 rows
-  float* out;
-  int rows, columns;
 
-  __device__ void Prefetch(const TilePlace& at) const {
-    PrefetchTile(out + static_cast<int64_t>(at.expert) * rows * columns, columns, columns, at);
-  }
   __device__ void operator()(const TilePlace& at, float (&sums)[kAccumulators],
                              const WarpBoxes& boxes) const {
     constexpr int kColumns = kBoxRowBytes / sizeof(float);

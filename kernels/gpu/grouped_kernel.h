@@ -181,9 +181,9 @@ class BlockWalk {
 };
 
 /// One warp.
-template <Form form, int kBlocks, typename Epilogue>
+template <Form form, int kBlocks>
 __device__ void Produce(const TensorMap& a_map, const TensorMap& b_map, const GroupedSizes& sizes,
-                        const Epilogue& epilogue, GroupedShared* shared) {
+                        GroupedShared* shared) {
   BlockWalk<form, kBlocks> walk(sizes);
   Tile tile;
   Turn turn;
@@ -197,7 +197,6 @@ __device__ void Produce(const TensorMap& a_map, const TensorMap& b_map, const Gr
                                 shared->stages[turn.stage], &shared->full[turn.stage]);
       }
       __syncwarp();
-      if (slab == 0) epilogue.Prefetch(PlaceOf<form>(sizes, tile, 0));
     }
   }
 }
@@ -328,7 +327,7 @@ __global__ void __launch_bounds__(kGroupedThreads, 1)
   // the three warpgroups began with, 168 a thread.
   if (threadIdx.x < kWarpgroup) {
     GiveRegisters<56>();
-    if (threadIdx.x < kWarp) Produce<form, kBlocks>(a_map, b_map, sizes, epilogue, shared);
+    if (threadIdx.x < kWarp) Produce<form, kBlocks>(a_map, b_map, sizes, shared);
   } else {
     TakeRegisters<224>();
     Consume<form, kBlocks>(sizes, epilogue, shared);

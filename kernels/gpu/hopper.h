@@ -50,7 +50,6 @@
 //   WarpgroupBarrier(id, threads)     bar.sync
 //   TakeRegisters<n>(), GiveRegisters<n>()   a warpgroup: n registers a thread from now on
 //   ThreadIndexAnew()                 threadIdx.x; the compiler keeps nothing it has computed of it
-//   PrefetchLine(pointer)             of global memory, into L2
 //   Sigmoid(x)                        to some units in the last place
 
 #include "kernels/gpu/simt.h"
@@ -327,10 +326,6 @@ __device__ inline int ThreadIndexAnew() {
   int index;
   asm volatile("mov.u32 %0, %%tid.x;" : "=r"(index));
   return index;
-}
-
-__device__ inline void PrefetchLine(const void* global) {
-  asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(global)));
 }
 
 __device__ inline float Sigmoid(float x) { return __fdividef(1.0f, 1.0f + __expf(-x)); }

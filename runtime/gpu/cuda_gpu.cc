@@ -413,7 +413,8 @@ GpuGraph* CudaGpu::EndCapture(gpu::Stream stream) {
   cudaGraphDestroy(captured);
   CheckCuda(code, "cudaGraphInstantiate", __FILE__, __LINE__);
   graphs_.push_back(std::make_unique<GpuGraph>(graph));
-  CF_CUDA(cudaGraphUpload(graph, Cuda(stream)));
+  // Not uploaded before its first launch: driver 580.159.04 crashes in cuGraphUpload on the edges
+  // by which NCCL keeps the order of its kernels (launch-completion events).
   return graphs_.back().get();
 }
 

@@ -286,9 +286,6 @@ cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) {
   Destroy(exec);
   return cudaSuccess;
 }
-cudaError_t cudaGraphUpload(cudaGraphExec_t exec, cudaStream_t stream) {
-  return Result(Call("cudaGraphUpload", Name(exec) + " " + Name(stream)));
-}
 cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream) {
   return Result(Call("cudaGraphLaunch", Name(exec) + " " + Name(stream)));
 }

@@ -119,10 +119,6 @@ template <int kCount>
 void GiveRegisters() {
   static_assert(kCount % 8 == 0 && kCount >= 24 && kCount <= 256);
 }
-inline void PrefetchLine(const void* global) {
-  // Reads it, so that a sanitizer sees where it lies.
-  [[maybe_unused]] const char first = *static_cast<const volatile char*>(global);
-}
 
 inline float Sigmoid(float x) { return 1.0f / (1.0f + std::exp(-x)); }
 

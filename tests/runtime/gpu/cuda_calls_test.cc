@@ -257,11 +257,10 @@ TEST_SUITE("unit") {
       CHECK(Fake().calls == std::vector<std::string>{
                                 "cudaStreamBeginCapture stream 1", "cudaStreamEndCapture stream 1",
                                 "cudaGraphInstantiate graph 1", "destroy graph 1",
-                                "cudaGraphUpload executable 1 stream 1",
                                 "cudaGraphLaunch executable 1 stream 1",
                                 "cudaGraphLaunch executable 1 stream 1"});
     });
-    for (const char* call : {"cudaStreamEndCapture", "cudaGraphInstantiate", "cudaGraphUpload"}) {
+    for (const char* call : {"cudaStreamEndCapture", "cudaGraphInstantiate"}) {
       CAPTURE(call);
       WithGpu({}, [&](Gpu& gpu) {
         gpu.Partition(1, 0);

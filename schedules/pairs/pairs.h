@@ -29,6 +29,14 @@ Order UnfoldOrder(const SearchProblem& problem, const Order& folded);
 /// The same problem with `count` micro-batches on each of its routes.
 SearchProblem WithCount(const SearchProblem& problem, int count);
 
+/// The problem with one micro-batch less on that of its two routes which has one more than the
+/// other; nothing where none has.
+std::optional<SearchProblem> WithoutOdd(const SearchProblem& problem);
+
+/// An order of WithoutOdd(problem) with that micro-batch behind another of its route on all ranks,
+/// as a pair or apart: of those that run and fit the shortest, if there is one.
+std::optional<Order> WithOdd(const SearchProblem& problem, const Order& order);
+
 /// How an order of a problem with two stages a rank goes on for more micro-batches: in its middle
 /// every rank runs, once for each further one, the pair of the first stage's forward with the
 /// second's backward and the pair of the opposite, as DualPipe does in its steady phase, or each

@@ -17,7 +17,7 @@ namespace {
 constexpr int64_t kHeatSteps = 1024;
 /// Part of the budget that lists may take.
 constexpr int64_t kListShare = 4;
-/// And mirrored orders of an odd number of ranks.
+/// And mirrored orders of an odd number of ranks or micro-batches.
 constexpr int64_t kHalfShare = 3;
 
 class PairAnnealing {
@@ -152,9 +152,14 @@ void AnnealShort(const SearchProblem& problem, Time bound, uint64_t seed, int64_
   Anneal(problem, bound, seed, left(), grows ? 1 : 4, work, best);
 }
 
-/// Takes what a half's order unfolds to, if it is shorter.
+/// Takes what a half's order unfolds to, with the odd micro-batch, if it is shorter.
 void OfferUnfolded(const SearchProblem& problem, const Order& half, SearchResult* best) {
   Order order = UnfoldOrder(problem, half);
+  if (WithoutOdd(problem)) {
+    std::optional<Order> longer = WithOdd(problem, order);
+    if (longer) Offer(problem, std::move(*longer), best);
+    return;
+  }
   const Evaluation evaluation = Evaluate(problem, order);
   CF_ASSERT(evaluation.runs && evaluation.fits);
   if (evaluation.makespan >= best->makespan) return;
@@ -167,7 +172,7 @@ void AnnealHalf(const SearchProblem& problem, const SearchProblem& folded, Time 
                 uint64_t seed, int64_t budget, SearchWork* work, SearchResult* best) {
   SearchResult half = *best;
   std::optional<Time> makespan;
-  if (best->order.size() % 2 == 0) {
+  if (best->order.size() % 2 == 0 && !WithoutOdd(problem)) {
     half.order = FoldOrder(problem, best->order);
     makespan = MakespanOf(folded, half.order);
   }
@@ -188,7 +193,7 @@ void AnnealHalf(const SearchProblem& problem, const SearchProblem& folded, Time 
 void ImproveFromPhases(const SearchProblem& problem, const std::optional<SearchProblem>& folded,
                        Time bound, uint64_t seed, int64_t budget, SearchWork* work,
                        SearchResult* best) {
-  if (folded && problem.frame.ranks % 2 == 0) {
+  if (folded && problem.frame.ranks % 2 == 0 && !WithoutOdd(problem)) {
     return AnnealHalf(problem, *folded, bound, seed, budget, work, best);
   }
   if (problem.frame.routes.size() == 1 && problem.stages_of[0].size() == 2) {
@@ -198,7 +203,7 @@ void ImproveFromPhases(const SearchProblem& problem, const std::optional<SearchP
   if (std::optional<Order> lists = ListPairs(problem, budget / kListShare, work)) {
     Offer(problem, std::move(*lists), best);
   }
-  // Of an odd number of ranks what is mirrored is simpler, but not as good.
+  // Of an odd number of ranks, or of micro-batches, what is mirrored is simpler, but not as good.
   if (folded) AnnealHalf(problem, *folded, bound, seed, budget / kHalfShare, work, best);
   Anneal(problem, bound, seed, std::max<int64_t>(work->left() - end, 0), 4, work, best);
 }
@@ -239,9 +244,11 @@ std::optional<SearchResult> ImprovePairs(const SearchProblem& problem, Time boun
   work->Enter("pairs");
   SearchResult thinned = *best;
   const Time before = best->makespan;
-  const std::optional<SearchProblem> folded = Fold(problem);
+  const std::optional<SearchProblem> even = WithoutOdd(problem);
+  const std::optional<SearchProblem> folded = Fold(even ? *even : problem);
   const bool tight = !PhaseOrder(folded ? *folded : problem) &&
-                     ImproveThinned(problem, folded, bound, seed, budget / 2, work, &thinned);
+                     ImproveThinned(problem, even ? std::nullopt : folded, bound, seed, budget / 2,
+                                    work, &thinned);
   if (tight) budget /= 2;
   ImproveFromPhases(problem, folded, bound, seed, budget * 9 / 10, work, best);
   Anneal(problem, bound, seed, budget / 10, 1, work, best);

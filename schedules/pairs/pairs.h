@@ -98,4 +98,8 @@ std::optional<PairMove> DrawMove(const ActionList& list, std::mt19937_64* random
 std::optional<SearchResult> ImprovePairs(const SearchProblem& problem, Time bound, uint64_t seed,
                                          int64_t budget, SearchWork* work, SearchResult* best);
 
+/// The same from `best` alone, of which more is made than by beginning anew.
+void GoOnWithPairs(const SearchProblem& problem, Time bound, uint64_t seed, int64_t budget,
+                   SearchWork* work, SearchResult* best);
+
 }  // namespace contraflow

@@ -258,4 +258,24 @@ std::optional<SearchResult> ImprovePairs(const SearchProblem& problem, Time boun
   return thinned;
 }
 
+void GoOnWithPairs(const SearchProblem& problem, Time bound, uint64_t seed, int64_t budget,
+                   SearchWork* work, SearchResult* best) {
+  if (!IncrementalEvaluator::Takes(problem) || best->makespan <= bound) return;
+  work->Enter("pairs");
+  const Time before = best->makespan;
+  const int64_t end = work->left() - budget;
+  const std::optional<SearchProblem> folded = Fold(problem);
+  if (folded && problem.frame.ranks % 2 == 0) {
+    SearchResult half = *best;
+    half.order = FoldOrder(problem, best->order);
+    if (const std::optional<Time> makespan = MakespanOf(*folded, half.order)) {
+      half.makespan = *makespan;
+      Anneal(*folded, bound, seed, budget / 2, 2, work, &half);
+      OfferUnfolded(problem, half.order, best);
+    }
+  }
+  Anneal(problem, bound, seed, std::max<int64_t>(work->left() - end, 0), 2, work, best);
+  if (best->makespan < before) best->from = "pairs from " + best->from;
+}
+
 }  // namespace contraflow

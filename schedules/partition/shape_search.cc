@@ -2,7 +2,8 @@
 // a few that are promising; then partition and order together, where that helps, else a longer
 // search of the best of these and of what the bound for any partition ends with, and a long one of
 // that of which most is hoped and of the best; and another of what moved layers make of it. All of
-// them share one budget; what is proven to be shortest has spent little of it.
+// them share one budget; what is proven to be shortest has spent little of it. Where forwards and
+// backwards overlap, what was found with the smaller budgets before is gone on from.
 
 #include <algorithm>
 #include <iterator>
@@ -16,6 +17,7 @@
 #include "compiler/plan/error.h"
 #include "compiler/simulate/simulate.h"
 #include "schedules/made_plans.h"
+#include "schedules/pairs/pairs.h"
 #include "schedules/partition/partition.h"
 #include "schedules/partition/promising.h"
 #include "schedules/partition/staged.h"
@@ -102,8 +104,10 @@ class ShapeSearch {
 
   FoundPlan SearchWith(int64_t budget) {
     of_.search.budget = left_ = budget;
-    best_.reset();
-    tried_.clear();
+    if (!pairs_) {
+      best_.reset();
+      tried_.clear();
+    }
     TryPromising();
     // Where that helps, it does so again, else more is made of what has been tried.
     if (!control_.stopped() && TryTuned(0)) {
@@ -113,7 +117,7 @@ class ShapeSearch {
       if (!control_.stopped()) TryHopeful();
     }
     if (!control_.stopped()) TryMoved();
-    return std::move(*best_);
+    return *best_;
   }
 
  private:
@@ -139,8 +143,9 @@ class ShapeSearch {
   void TryAgain() {
     std::ranges::stable_sort(tried_, {}, &Tried::step);
     std::vector<Partition> again;
-    for (size_t i = 0; i < std::min(tried_.size(), kMostAgain); ++i) {
-      again.push_back(tried_[i].partition);
+    for (const Tried& one : tried_) {
+      if (again.size() == kMostAgain) break;
+      if (std::ranges::count(again, one.partition) == 0) again.push_back(one.partition);
     }
     // The shorter the step, the more partitions the bound for any finds worse.
     const Partition balanced = BoundOfPartitions(of_, &layers_, frame_, best_->step).partition;
@@ -190,7 +195,9 @@ class ShapeSearch {
     const auto hoped = [](const Tried& one) { return one.step / 4 + 3 * (one.bound / 4); };
     const Partition hopeful = std::ranges::min_element(tried_, {}, hoped)->partition;
     if (hopeful != partition_) Search(hopeful, left_ / 3);
-    if (!control_.stopped()) Search(Partition(partition_), left_ / 2);
+    // With pairs more comes of going on from an order than of another one.
+    const int64_t share = pairs_ && OrdersAlone() ? 4 : 2;
+    if (!control_.stopped()) Search(Partition(partition_), left_ / share);
   }
 
   /// What the layers of the best make that move under its order, searched with half of what is
@@ -204,37 +211,55 @@ class ShapeSearch {
     if (moved != partition_) {
       std::optional<FoundPlan> same = Restaged(*best_, Staged(of_, frame_, &layers_, moved));
       if (same) Offer(moved, std::move(*same));
-      Search(moved, PlainOrders() ? left_ / 2 : left_);
-      if (!PlainOrders()) return;
+      if (!pairs_ || !OrdersAlone()) Search(moved, OrdersAlone() ? left_ / 2 : left_);
+      if (!OrdersAlone()) return;
     }
-    if (!control_.stopped() && !(PlainOrders() && GoOn())) Search(Partition(partition_), left_);
+    if (control_.stopped() || (OrdersAlone() && GoOn())) return;
+    Search(Partition(partition_), left_);
   }
 
   /// Local search of the best order with all that is left; false where that mixes micro-batches.
   bool GoOn() {
-    const std::optional<Candidate> candidate = CandidateOf(partition_);
-    // Micro-batches of two routes may have been shared out anew.
-    if (!candidate || candidate->frame.routes != best_->plan.routes) return false;
+    std::optional<Candidate> candidate = CandidateOf(partition_);
+    if (!candidate) return false;
+    const Plan& from = best_->plan;
+    if (SharesStages(candidate->frame)) {
+      // Its micro-batches have other numbers now, which does not matter where they are alike.
+      if (!pairs_ || of_.costs.unlike_microbatches()) return false;
+      candidate->frame.routes = from.routes;
+    }
+    // Those of two routes may have been shared out anew.
+    if (candidate->frame.routes != from.routes) return false;
     const SearchProblem problem =
         MakeProblem(candidate->frame, candidate->spec.costs, candidate->spec.memory_limit);
-    std::optional<Order> order = ToOrder(problem, best_->plan);
-    if (!order || SharesStages(candidate->frame)) return false;
-    const Provenance& provenance = *best_->plan.provenance;
+    std::optional<Order> order = ToOrder(problem, from);
+    if (!order) return false;
+    const Provenance& provenance = *from.provenance;
     SearchResult found = {std::move(*order), provenance.makespan, provenance.from};
     SearchOptions options = of_.search;
     options.budget = left_;
     SearchWork work(options, control_);
+    if (pairs_) {
+      GoOnWithPairs(problem, provenance.bound, options.seed, work.left() / 4 * 3, &work, &found);
+    }
     ImproveLocally(problem, provenance.bound, options.seed, &work, &found);
-    OfferOrder(*candidate, partition_, found);
+    // Said once, however often.
+    const std::string& said = provenance.from;
+    if (said.starts_with("pairs from ") || said.starts_with("local search from ")) {
+      found.from = said;
+    }
+    OfferOrder(*candidate, Partition(partition_), found);
     return true;
   }
 
-  /// True where nothing but an order of F, B and W is searched.
-  bool PlainOrders() const {
-    return !pairs_ && of_.search.noise == 0 && !of_.search.components &&
+  /// True where nothing but an order is searched.
+  bool OrdersAlone() const {
+    return of_.search.noise == 0 && !of_.search.components &&
            of_.recompute.choice == Recompute::Choice::kNone &&
            of_.offload.choice == Offload::Choice::kNone;
   }
+
+  bool PlainOrders() const { return !pairs_ && OrdersAlone(); }
 
   /// Nothing where it does not fit.
   std::optional<Candidate> CandidateOf(const Partition& partition) {
@@ -265,6 +290,7 @@ class ShapeSearch {
     const Spec& staged = candidate.spec;
     Plan plan =
         ToPlan(MakeProblem(candidate.frame, staged.costs, staged.memory_limit), found.order);
+    if (SharesStages(plan)) plan = RenumberMicrobatches(std::move(plan));
     plan.costs = staged.costs;
     const Time proven = ProveBound(candidate.frame, staged.costs, staged.memory_limit).value;
     plan.provenance = ProvenanceOf(candidate, staged, found.from, found.makespan, proven);

@@ -35,9 +35,6 @@
 namespace contraflow {
 namespace {
 
-/// Longest text about where an order comes from.
-constexpr size_t kMaxFrom = 160;
-
 /// What was found for one candidate.
 struct Choice {
   Plan plan;
@@ -184,8 +181,7 @@ Choice SearchOnce(const Candidate& candidate, const Beginning& beginning, Time b
   }
   if (SharesStages(choice.plan)) choice.plan = RenumberMicrobatches(std::move(choice.plan));
   choice.plan.costs = spec.costs;
-  choice.plan.provenance =
-      ProvenanceOf(candidate, asked, found->from.substr(0, kMaxFrom), found->makespan, bound);
+  choice.plan.provenance = ProvenanceOf(candidate, asked, found->from, found->makespan, bound);
   choice.step = StepTime(choice.plan, spec.costs, spec.memory_limit, spec.search);
   PreferShorterSteps(problem, published, spec.search, &choice);
   if (lanes) ImproveOnLanes(spec, &work, &choice);

@@ -189,10 +189,10 @@ void LimitByDevice(const Plan& frame, Spec* spec) {
   spec->memory_limit = std::max<int64_t>(1, std::min(limit, room));
 }
 
-Provenance ProvenanceOf(const Candidate& candidate, const Spec& asked, std::string from,
+Provenance ProvenanceOf(const Candidate& candidate, const Spec& asked, const std::string& from,
                         Time makespan, Time bound) {
   Provenance provenance = {.placement = std::string(Name(candidate.placement)),
-                           .from = std::move(from),
+                           .from = from.substr(0, kMaxFrom),
                            .cost_stages = {},
                            .memory_limit = candidate.spec.memory_limit,
                            .makespan = makespan,

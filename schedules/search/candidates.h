@@ -38,8 +38,11 @@ void RequireBytes(const Spec& spec, const CostModel& costs);
 /// where it has one; no less than 1. Throws Error if the costs do not say what activations take.
 void LimitByDevice(const Plan& frame, Spec* spec);
 
+/// Longest text about where an order comes from; what is longer is cut off.
+inline constexpr size_t kMaxFrom = 160;
+
 /// Where a plan of the candidate comes from that was searched for the spec `asked`.
-Provenance ProvenanceOf(const Candidate& candidate, const Spec& asked, std::string from,
+Provenance ProvenanceOf(const Candidate& candidate, const Spec& asked, const std::string& from,
                         Time makespan, Time bound);
 
 /// The least limit in activations of the stages that the costs of a spec describe with which the

@@ -286,9 +286,14 @@ Advice Advise(std::span<const CompareRow> rows) {
   if (fit.empty()) return {"", NothingFits(rows), nullptr};
   const CompareRow* const shortest = *std::min_element(fit.begin(), fit.end(), Shorter);
   const CompareRow& taken = *WorthTaking(fit).front();
-  const std::string figures = FormatWithUnit(taken.makespan(), taken.report->unit) + ", " +
-                              FormatPercent(taken.report->gap()) + " above the bound of " +
-                              (taken.provenance ? "its placement" : "its placement and memory");
+  const Report& report = *taken.report;
+  std::string figures = FormatWithUnit(taken.makespan(), report.unit) + ", " +
+                        FormatPercent(report.gap()) + " above the bound of its placement" +
+                        (taken.provenance ? "" : " and memory");
+  if (!report.partition.empty()) figures += " and partition";
+  if (report.any_partition) {
+    figures += ", " + FormatPercent(report.gap_to_any_partition()) + " above that of any partition";
+  }
   if (taken.schedule == kOneFOneB.name) {
     const double gain = ShorterBy(*shortest, taken);
     return {taken.schedule,

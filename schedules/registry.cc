@@ -58,28 +58,36 @@ Plan GenerateOnce(const Schedule& schedule, const Spec& spec, const SearchContro
                              : GenerateRecomputed(schedule, spec, Room::kOfOrder, control);
 }
 
-/// What fits, then what is shorter, is better.
-std::pair<bool, Time> ExcessAndStep(const Plan& plan, const Spec& spec) {
-  const CostModel& costs = *plan.costs;
-  return {!FitsMemory(plan, costs, spec),
-          StepTime(plan, costs, plan.provenance->memory_limit, spec.search)};
-}
-
-Plan GenerateFromStages(const Schedule& schedule, const Spec& spec, const SearchControl& control) {
+/// `limit`: what was asked for, where the spec has one that is sure to fit its devices.
+Plan GenerateFromStages(const Schedule& schedule, const Spec& spec, std::optional<int64_t> limit,
+                        const SearchControl& control) {
   const bool plain = spec.offload.choice == Offload::Choice::kNone &&
                      spec.recompute.choice == Recompute::Choice::kNone;
-  if (&schedule != &kAuto || plain) return GenerateOnce(schedule, spec, control);
+  if (plain) return GenerateOnce(schedule, spec, control);
+  // Where layers became these stages, their partition is judged with and without.
+  if (&schedule != &kAuto && !spec.costs.partition.empty()) {
+    return GenerateOnce(schedule, spec, control);
+  }
+  if (&schedule != &kAuto) {
+    Spec by = spec;
+    by.memory_limit = limit;
+    PlanChoice choice(by);
+    for (const Spec& one : WithoutAndWith(spec)) {
+      choice.Offer([&] { return GenerateOnce(schedule, one, control); });
+    }
+    return choice.Take();
+  }
   // What is recomputed or goes to the host is chosen with the order.
   std::optional<Plan> best;
   std::optional<Error> why_not;
-  std::pair<bool, Time> least;
+  PlanWorth least;
   for (const int64_t budget : LadderOf(spec.search, LeastBudgetOfChoices(spec))) {
     if (best && control.stopped()) break;
     Spec part = spec;
     part.search.budget = budget;
     try {
       Plan plan = GenerateOnce(schedule, part, control);
-      const std::pair<bool, Time> judged = ExcessAndStep(plan, spec);
+      const PlanWorth judged = WorthOfPlan(plan, spec);
       if (best && judged > least) continue;
       best = std::move(plan);
       least = judged;
@@ -120,7 +128,7 @@ Plan GeneratePlan(const Spec& asked, const SearchControl& control) {
     std::optional<Error> why_not;
     try {
       best = layered ? GenerateFromLayers(schedule, asked, control)
-                     : GenerateFromStages(schedule, asked, control);
+                     : GenerateFromStages(schedule, asked, asked.memory_limit, control);
     } catch (const Error& error) {
       why_not = error;
     }
@@ -149,7 +157,7 @@ Plan GeneratePlan(const Spec& asked, const SearchControl& control) {
     // What then has no room at all is made as if it had, to say by how much it does not fit.
     if (!schedule.reject(spec).empty()) spec.memory_limit = asked.memory_limit;
   }
-  Plan plan = GenerateFromStages(schedule, spec, control);
+  Plan plan = GenerateFromStages(schedule, spec, asked.memory_limit, control);
   if (unlike && !plan.costs) plan.costs = spec.costs;
   return plan;
 }

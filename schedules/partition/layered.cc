@@ -71,10 +71,27 @@ Plan FromPublished(const Schedule& schedule, const Spec& spec, const SearchContr
   const Plan frame = FrameOf(schedule, spec);
   LayerStages& layers = control.made->StagesOf(spec.costs, OverlapOf(spec));
   CheckStages(spec, &layers, schedule.stages(spec));
-  const Spec staged = Staged(spec, frame, &layers, PartitionOf(schedule, spec, frame, &layers));
-  Plan plan = GeneratePlan(staged, control);
-  plan.costs = staged.costs;
-  return plan;
+  PlanChoice choice(spec);
+  const auto offer = [&](const Spec& one, const Partition& partition) {
+    choice.Offer([&] {
+      const Spec staged = Staged(one, frame, &layers, partition);
+      Plan plan = GeneratePlan(staged, control);
+      plan.costs = staged.costs;
+      return plan;
+    });
+  };
+  // What fits as it is may have another partition than what is recomputed or goes to the host, and
+  // the latter is chosen when no order is known.
+  const std::vector<Spec> ways = WithoutAndWith(spec);
+  Partition partition;
+  for (const Spec& one : ways) {
+    partition = PartitionOf(schedule, one, frame, &layers);
+    offer(one, partition);
+  }
+  if (ways.size() == 1 || FixedPartition(spec, frame.stages)) return choice.Take();
+  if (choice.fits()) offer(ways.front(), partition);
+  offer(spec, EvenPartition(layers.layers(), frame.stages));
+  return choice.Take();
 }
 
 /// A placement and depth to search, simplest first.

@@ -48,15 +48,25 @@ std::optional<int64_t> LimitOf(const Plan& plan, const CostModel& costs, const S
 
 }  // namespace
 
-bool FitsMemory(const Plan& plan, const CostModel& costs, const Spec& spec) {
-  const std::optional<int64_t> limit = LimitOf(plan, costs, spec);
-  if (!MemoryLimit(costs, limit).Fits(Simulate(plan, costs, Keep::kFigures))) return false;
-  const std::vector<MemoryFigures> ranks = MemoryOf(plan, costs);
-  const std::vector<int64_t> devices = DevicesOf(spec);
-  for (size_t r = 0; r < devices.size(); ++r) {
-    if (ranks[r].total() > devices[r]) return false;
+int64_t ExcessMemory(const Plan& plan, const CostModel& costs, const Spec& spec) {
+  int64_t excess = 0;
+  if (const std::optional<int64_t> most = LimitOf(plan, costs, spec)) {
+    const MemoryLimit limit(costs, most);
+    for (const RankFigures& rank : Simulate(plan, costs, Keep::kFigures).ranks) {
+      excess = std::max(excess, limit.Peak(rank) - *most);
+    }
   }
-  return true;
+  const std::vector<int64_t> devices = DevicesOf(spec);
+  if (devices.empty()) return excess;
+  const std::vector<MemoryFigures> ranks = MemoryOf(plan, costs);
+  for (size_t r = 0; r < devices.size(); ++r) {
+    excess = std::max(excess, ranks[r].total() - devices[r]);
+  }
+  return excess;
+}
+
+bool FitsMemory(const Plan& plan, const CostModel& costs, const Spec& spec) {
+  return ExcessMemory(plan, costs, spec) == 0;
 }
 
 void PreferPublished(const Spec& asked, const SearchControl& control, std::optional<Plan>* best) {

@@ -118,4 +118,41 @@ Time StepTime(const Plan& plan, const CostModel& costs, std::optional<int64_t> l
   return Simulate(Lower(plan, costs, lower), costs).makespan;
 }
 
+PlanWorth WorthOfPlan(const Plan& plan, const Spec& spec) {
+  const CostModel& costs = plan.costs ? *plan.costs : spec.costs;
+  const std::optional<int64_t> limit =
+      plan.provenance ? plan.provenance->memory_limit : spec.memory_limit;
+  return {ExcessMemory(plan, costs, spec), StepTime(plan, costs, limit, spec.search)};
+}
+
+std::vector<Spec> WithoutAndWith(const Spec& spec) {
+  std::vector<Spec> specs = {spec};
+  if (spec.offload.choice == Offload::Choice::kAuto) {
+    specs.insert(specs.begin(), spec);
+    specs.front().offload = {};
+  }
+  if (spec.recompute.choice != Recompute::Choice::kAuto) return specs;
+  std::vector<Spec> without = specs;
+  for (Spec& one : without) one.recompute = {};
+  specs.insert(specs.begin(), without.begin(), without.end());
+  return specs;
+}
+
+void PlanChoice::Offer(const std::function<Plan()>& generate) {
+  try {
+    Plan plan = generate();
+    const PlanWorth worth = WorthOfPlan(plan, by_);
+    if (best_ && worth >= least_) return;
+    best_ = std::move(plan);
+    least_ = worth;
+  } catch (const Error& error) {
+    why_not_ = error;
+  }
+}
+
+Plan PlanChoice::Take() {
+  if (!best_) throw *why_not_;
+  return std::move(*best_);
+}
+
 }  // namespace contraflow

@@ -1,9 +1,13 @@
 #pragma once
 
+#include <compare>
 #include <cstdint>
+#include <functional>
 #include <optional>
+#include <utility>
 #include <vector>
 
+#include "compiler/plan/error.h"
 #include "compiler/plan/plan.h"
 #include "compiler/plan/spec.h"
 #include "schedules/search/candidates.h"
@@ -18,8 +22,9 @@ namespace contraflow {
 std::vector<Plan> PublishedOrders(const Candidate& candidate,
                                   std::optional<Time> enough = std::nullopt);
 
-/// True if the plan holds no more than the memory limit of the spec, one in activations counting
-/// those of a rank's whole share, and than its device has.
+/// By how much the fullest rank of the plan is beyond the memory limit of the spec, one in
+/// activations counting those of a rank's whole share, or beyond its device; 0: it fits.
+int64_t ExcessMemory(const Plan& plan, const CostModel& costs, const Spec& spec);
 bool FitsMemory(const Plan& plan, const CostModel& costs, const Spec& spec);
 
 /// Replaces `best`, what `auto` has found for the spec (nothing: nothing), by the plan of a
@@ -39,5 +44,36 @@ bool LongerThanOrder(const CostModel& costs, const SearchOptions& options);
 /// that overlap within `limit` if they are asked for and the costs have some.
 Time StepTime(const Plan& plan, const CostModel& costs, std::optional<int64_t> limit,
               const SearchOptions& options);
+
+/// What exceeds the memory of a spec least, then what has a shorter step, is better, and less.
+struct PlanWorth {
+  int64_t excess = 0;
+  Time step = 0;
+
+  auto operator<=>(const PlanWorth&) const = default;
+};
+PlanWorth WorthOfPlan(const Plan& plan, const Spec& spec);
+
+/// The spec, without and with each of recompute and offload that it leaves open: that may as well
+/// be nothing, which comes first.
+std::vector<Spec> WithoutAndWith(const Spec& spec);
+
+/// The best of several plans for a spec, of equals the first.
+class PlanChoice {
+ public:
+  explicit PlanChoice(Spec by) : by_(std::move(by)) {}
+
+  /// One that may not be possible: what its Error says is kept.
+  void Offer(const std::function<Plan()>& generate);
+  bool fits() const { return best_ && least_.excess == 0; }
+  /// Throws the last Error where there is none.
+  Plan Take();
+
+ private:
+  const Spec by_;
+  std::optional<Plan> best_;
+  PlanWorth least_;
+  std::optional<Error> why_not_;
+};
 
 }  // namespace contraflow

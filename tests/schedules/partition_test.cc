@@ -6,7 +6,9 @@
 
 #include <algorithm>
 #include <numeric>
+#include <optional>
 #include <random>
+#include <utility>
 
 #include "compiler/plan/error.h"
 #include "compiler/simulate/simulate.h"
@@ -114,6 +116,59 @@ TEST_SUITE("property") {
                                      << "even one in " << better);
     CHECK(best_found >= cases * 8 / 10);
     CHECK(better > cases / 6);
+  }
+
+  TEST_CASE("what may be recomputed or offloaded is never worse than without, nor than even") {
+    std::mt19937_64 random(17);
+    int compared = 0, freed = 0;
+    for (int round = 0; round < CasesToDraw(40); ++round) {
+      const int ranks = 2 + static_cast<int>(random() % 3);
+      Spec spec = MakeSpec("", ranks, 2 * ranks,
+                           RandomLayers(&random, 2 * ranks + static_cast<int>(random() % 9), true));
+      spec.costs.host = HostCost{.latency = 3};
+      int64_t all = 0;
+      for (LayerCost& layer : spec.costs.layers) {
+        layer.activation_bytes += 2;
+        layer.output_bytes = 1;
+        all += layer.repeat * layer.activation_bytes;
+      }
+      // From what one micro-batch needs to what 1F1B does.
+      spec.memory_limit = all * static_cast<int64_t>(4 + random() % 10) / 10;
+      for (const char* schedule : {"1f1b", "interleaved-1f1b", "zb-v"}) {
+        spec.schedule = schedule;
+        if (!FindSchedule(schedule).reject(spec).empty()) continue;
+        const auto step = [&](bool recompute, bool offload, Kind kind) -> std::optional<Time> {
+          Spec one = spec;
+          one.partition = PartitionChoice{.kind = kind};
+          if (recompute) one.recompute.choice = Recompute::Choice::kAuto;
+          if (offload) one.offload.choice = Offload::Choice::kAuto;
+          try {
+            const Plan plan = Compile(one);
+            return Simulate(plan, *plan.costs).makespan;
+          } catch (const InternalError&) {
+            throw;
+          } catch (const Error&) {
+            return std::nullopt;  // does not fit
+          }
+        };
+        CAPTURE(schedule);
+        CAPTURE(round);
+        const std::optional<Time> plain = step(false, false, Kind::kAuto);
+        for (const auto& [recompute, offload] : {std::pair(true, false), {false, true}}) {
+          const std::optional<Time> free = step(recompute, offload, Kind::kAuto);
+          const std::optional<Time> even = step(recompute, offload, Kind::kEven);
+          for (const std::optional<Time>& other : {plain, even}) {
+            if (!other) continue;
+            ++compared;
+            REQUIRE(free);
+            CHECK(*free <= *other);
+          }
+          freed += free && !plain;
+        }
+      }
+    }
+    CHECK(compared > 0);
+    CHECK((kSanitized || freed > 0));
   }
 
   TEST_CASE("a balanced partition of one stage a rank is the best by what it looks at") {

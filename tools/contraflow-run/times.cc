@@ -113,7 +113,8 @@ Time JoinExchanges(const Plan& plan, Timeline* timeline) {
 RunTimes Replay::Times(const CostModel& measured_costs) const {
   RunTimes times;
   CostModel costs = measured_costs;
-  if (!costs.moe && RecomputedCells(plan_).in_parts()) costs.memory.reset();  // no bytes of parts
+  // What cells hold between F and R was not measured, and times do not depend on it.
+  if (!costs.moe && RecomputedCells(plan_).any()) costs.memory.reset();
   for (Timeline step : steps_) {
     const Time joined = lanes_ ? 0 : JoinExchanges(plan_, &step);
     const MeasuredStep measured = {.timeline = step, .reduce_blocks = !lanes_};

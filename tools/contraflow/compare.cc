@@ -129,9 +129,6 @@ void PrintOne(const CompareCommand& options, const std::vector<Point>& points,
   std::optional<std::vector<Variation>> variations;
   const CompareRow* const now = Shortest(point.rows);
   if (options.vary && now != nullptr) variations = VaryAll(options, point.request, *now);
-  if (!options.output.empty() && now != nullptr) {
-    WritePlanFile(options.output, *Advise(point.rows).row->plan);
-  }
   if (options.json) {
     Json json = ComparisonToJson(point.request, point.rows);
     if (variations) json["vary"] = VariationsToJson(*variations);
@@ -223,6 +220,9 @@ int Run(const CompareCommand& options) {
                                [](const Point& point) { return Shortest(point.rows) != nullptr; });
   points.erase(points.begin() + static_cast<std::ptrdiff_t>(compared), points.end());
   if (!options.html.empty() && any) WriteFile(options.html, Page(points.front()));
+  if (!options.output.empty() && any) {
+    WritePlanFile(options.output, *Advise(points.front().rows).row->plan);
+  }
   if (sweep || options.csv) {
     const std::string text = Text(options, points, sweep);
     options.csv || options.json ? WriteFile("-", text) : Print(text);

@@ -288,9 +288,10 @@ Advice Advise(std::span<const CompareRow> rows) {
   const CompareRow& taken = *WorthTaking(fit).front();
   const Report& report = *taken.report;
   std::string figures = FormatWithUnit(taken.makespan(), report.unit) + ", " +
-                        FormatPercent(report.gap()) + " above the bound of its placement" +
-                        (taken.provenance ? "" : " and memory");
-  if (!report.partition.empty()) figures += " and partition";
+                        FormatPercent(report.gap()) + " above the bound of its placement";
+  const bool layered = !report.partition.empty();
+  if (!taken.provenance) figures += layered ? ", memory" : " and memory";
+  if (layered) figures += " and partition";
   if (report.any_partition) {
     figures += ", " + FormatPercent(report.gap_to_any_partition()) + " above that of any partition";
   }

@@ -72,10 +72,11 @@ Plan GenerateFromStages(const Schedule& schedule, const Spec& spec, std::optiona
     Spec by = spec;
     by.memory_limit = limit;
     PlanChoice choice(by);
+    bool possible = true;  // as asked for, which comes last
     for (const Spec& one : WithoutAndWith(spec)) {
-      choice.Offer([&] { return GenerateOnce(schedule, one, control); });
+      possible = choice.Offer([&] { return GenerateOnce(schedule, one, control); });
     }
-    return choice.Take();
+    return choice.Take(possible);
   }
   // What is recomputed or goes to the host is chosen with the order.
   std::optional<Plan> best;

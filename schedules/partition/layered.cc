@@ -73,7 +73,7 @@ Plan FromPublished(const Schedule& schedule, const Spec& spec, const SearchContr
   CheckStages(spec, &layers, schedule.stages(spec));
   PlanChoice choice(spec);
   const auto offer = [&](const Spec& one, const Partition& partition) {
-    choice.Offer([&] {
+    return choice.Offer([&] {
       const Spec staged = Staged(one, frame, &layers, partition);
       Plan plan = GeneratePlan(staged, control);
       plan.costs = staged.costs;
@@ -84,14 +84,16 @@ Plan FromPublished(const Schedule& schedule, const Spec& spec, const SearchContr
   // the latter is chosen when no order is known.
   const std::vector<Spec> ways = WithoutAndWith(spec);
   Partition partition;
+  bool possible = true;  // as asked for, which comes last
   for (const Spec& one : ways) {
     partition = PartitionOf(schedule, one, frame, &layers);
-    offer(one, partition);
+    possible = offer(one, partition);
   }
-  if (ways.size() == 1 || FixedPartition(spec, frame.stages)) return choice.Take();
-  if (choice.fits()) offer(ways.front(), partition);
-  offer(spec, EvenPartition(layers.layers(), frame.stages));
-  return choice.Take();
+  if (ways.size() > 1 && !FixedPartition(spec, frame.stages)) {
+    if (choice.fits()) offer(ways.front(), partition);
+    possible |= offer(spec, EvenPartition(layers.layers(), frame.stages));
+  }
+  return choice.Take(possible);
 }
 
 /// A placement and depth to search, simplest first.

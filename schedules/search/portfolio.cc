@@ -138,20 +138,22 @@ std::vector<Spec> WithoutAndWith(const Spec& spec) {
   return specs;
 }
 
-void PlanChoice::Offer(const std::function<Plan()>& generate) {
+bool PlanChoice::Offer(const std::function<Plan()>& generate) {
   try {
     Plan plan = generate();
     const PlanWorth worth = WorthOfPlan(plan, by_);
-    if (best_ && worth >= least_) return;
+    if (best_ && worth >= least_) return true;
     best_ = std::move(plan);
     least_ = worth;
+    return true;
   } catch (const Error& error) {
     why_not_ = error;
+    return false;
   }
 }
 
-Plan PlanChoice::Take() {
-  if (!best_) throw *why_not_;
+Plan PlanChoice::Take(bool possible) {
+  if (!best_ || (!possible && !fits())) throw *why_not_;
   return std::move(*best_);
 }
 

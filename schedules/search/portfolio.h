@@ -63,11 +63,11 @@ class PlanChoice {
  public:
   explicit PlanChoice(Spec by) : by_(std::move(by)) {}
 
-  /// One that may not be possible: what its Error says is kept.
-  void Offer(const std::function<Plan()>& generate);
+  /// False where it throws an Error, which is kept.
+  bool Offer(const std::function<Plan()>& generate);
   bool fits() const { return best_ && least_.excess == 0; }
-  /// Throws the last Error where there is none.
-  Plan Take();
+  /// Throws the last Error where there is no plan or, with `possible` false, none that fits.
+  Plan Take(bool possible = true);
 
  private:
   const Spec by_;

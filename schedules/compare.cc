@@ -291,8 +291,9 @@ Advice Advise(std::span<const CompareRow> rows) {
                         FormatPercent(report.gap()) + " above the bound of its placement";
   const bool layered = !report.partition.empty();
   if (!taken.provenance) figures += layered ? ", memory" : " and memory";
-  if (layered) figures += " and partition";
-  if (report.any_partition) {
+  const bool any = report.any_partition == report.bound.value;
+  if (layered) figures += any ? " and any partition" : " and partition";
+  if (report.any_partition && !any) {
     figures += ", " + FormatPercent(report.gap_to_any_partition()) + " above that of any partition";
   }
   if (taken.schedule == kOneFOneB.name) {

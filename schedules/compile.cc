@@ -74,10 +74,13 @@ void CheckDevice(const Plan& plan, const CostModel& costs, const Spec& spec) {
       fullest = r;
   }
   if (!fullest) return;
+  const bool plain = spec.recompute.choice == Recompute::Choice::kNone;
   throw Error(plan.schedule + " does not fit `device_memory`: rank " + std::to_string(*fullest) +
               " holds " + FormatCount(ranks[*fullest].total()) + " bytes, its device has " +
               FormatCount(devices[*fullest]) + " (" + Breakdown(ranks[*fullest]) +
-              "); use more `ranks`, `zero` with `data_parallel`, `recompute`, or another schedule");
+              "); use more `ranks`, "
+              "`zero` with `data_parallel`, " +
+              (plain ? "`recompute`, " : "") + "or another schedule");
 }
 
 }  // namespace

@@ -37,19 +37,27 @@ class FrontSearch {
       : request_(request), started_(started) {
     const CostModel& costs = request.spec.costs;
     const bool input = !costs.layers.empty() || InputBytes(costs).has_value();
-    recomputes_ = CountsBytes(costs) && input && !request.recomputes();
-    offloads_ = recomputes_ && costs.host && request.spec.offload == Offload();
+    // What is left to choose is chosen for each point.
+    Recompute& recompute = request_.spec.recompute;
+    Offload& offload = request_.spec.offload;
+    if (recompute.choice == Recompute::Choice::kAuto) recompute = {};
+    if (offload.choice == Offload::Choice::kAuto) offload = {};
+    if (recompute != request.spec.recompute || offload != request.spec.offload) asked_ = request;
+    recomputes_ = CountsBytes(costs) && input && recompute == Recompute();
+    offloads_ = recomputes_ && costs.host && offload == Offload();
   }
 
   void Published() {
     for (const Schedule* schedule : kPublishedSchedules) {
       Offer(*schedule, request_);
+      if (asked_) Offer(*schedule, *asked_);
       if (recomputes_) Offer(*schedule, Recomputed(Recompute::Choice::kFull));
     }
   }
 
   void Searched() {
     Offer(kAuto, request_);
+    if (asked_) Offer(kAuto, *asked_);
     request_.spec.search.budget /= kBudgetShare;
     const std::optional<int64_t> most = LimitOf(request_.memory_limit);
     for (const char* limit : kLimits) {
@@ -120,6 +128,7 @@ class FrontSearch {
   }
 
   CompareRequest request_;
+  std::optional<CompareRequest> asked_;  // where that leaves recompute or offload to choose
   const std::function<void(std::string_view)>& started_;
   bool recomputes_ = false, offloads_ = false;
   std::vector<FrontPoint> points_;

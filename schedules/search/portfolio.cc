@@ -146,6 +146,8 @@ bool PlanChoice::Offer(const std::function<Plan()>& generate) {
     best_ = std::move(plan);
     least_ = worth;
     return true;
+  } catch (const InternalError&) {
+    throw;
   } catch (const Error& error) {
     why_not_ = error;
     return false;

@@ -44,23 +44,30 @@ TEST_SUITE("property") {
     int points = 0, recomputed = 0;
     for (int round = 0; round < 6; ++round) {
       CompareRequest request = RandomRequest(&random);
+      const bool bytes = request.spec.costs.memory.has_value();
+      // Left to choose, nothing and all are among what is looked at.
+      if (bytes && round % 2 == 0) request.spec.recompute.choice = Recompute::Choice::kAuto;
       const std::vector<FrontPoint> front = ParetoFront(request);
       REQUIRE(!front.empty());
       for (size_t i = 1; i < front.size(); ++i) {
         CHECK(front[i - 1].memory < front[i].memory);
         CHECK(front[i - 1].row.makespan() > front[i].row.makespan());
       }
-      const bool bytes = request.spec.costs.memory.has_value();
       request.no_auto = true;
-      for (const CompareRow& row : Compare(request)) {
-        if (!row.report) continue;
-        const double memory = bytes ? static_cast<double>(*row.total)
-                                    : static_cast<double>(row.report->peak_activations()) *
-                                          request.spec.ranks / row.stages;
-        CAPTURE(row.schedule);
-        CHECK(std::any_of(front.begin(), front.end(), [&](const FrontPoint& point) {
-          return point.memory <= memory && point.row.makespan() <= row.makespan();
-        }));
+      using Choice = Recompute::Choice;
+      for (const Choice choice : {Choice::kNone, Choice::kFull}) {
+        if (choice == Choice::kFull && !bytes) continue;
+        request.spec.recompute.choice = choice;
+        for (const CompareRow& row : Compare(request)) {
+          if (!row.report) continue;
+          const double memory = bytes ? static_cast<double>(*row.total)
+                                      : static_cast<double>(row.report->peak_activations()) *
+                                            request.spec.ranks / row.stages;
+          CAPTURE(row.schedule);
+          CHECK(std::any_of(front.begin(), front.end(), [&](const FrontPoint& point) {
+            return point.memory <= memory && point.row.makespan() <= row.makespan();
+          }));
+        }
       }
       points += static_cast<int>(front.size());
       for (const FrontPoint& point : front) recomputed += !point.row.recomputed.empty();

@@ -78,8 +78,7 @@ void CheckDevice(const Plan& plan, const CostModel& costs, const Spec& spec) {
   throw Error(plan.schedule + " does not fit `device_memory`: rank " + std::to_string(*fullest) +
               " holds " + FormatCount(ranks[*fullest].total()) + " bytes, its device has " +
               FormatCount(devices[*fullest]) + " (" + Breakdown(ranks[*fullest]) +
-              "); use more `ranks`, "
-              "`zero` with `data_parallel`, " +
+              "); use more `ranks`, `zero` with `data_parallel`, " +
               (plain ? "`recompute`, " : "") + "or another schedule");
 }
 

@@ -63,11 +63,9 @@ Plan GenerateFromStages(const Schedule& schedule, const Spec& spec, std::optiona
                         const SearchControl& control) {
   const bool plain = spec.offload.choice == Offload::Choice::kNone &&
                      spec.recompute.choice == Recompute::Choice::kNone;
-  if (plain) return GenerateOnce(schedule, spec, control);
   // Where layers became these stages, their partition is judged with and without.
-  if (&schedule != &kAuto && !spec.costs.partition.empty()) {
-    return GenerateOnce(schedule, spec, control);
-  }
+  const bool layered = &schedule != &kAuto && !spec.costs.partition.empty();
+  if (plain || layered) return GenerateOnce(schedule, spec, control);
   if (&schedule != &kAuto) {
     Spec by = spec;
     by.memory_limit = limit;

@@ -152,10 +152,16 @@ void AnnealShort(const SearchProblem& problem, Time bound, uint64_t seed, int64_
   Anneal(problem, bound, seed, left(), grows ? 1 : 4, work, best);
 }
 
+/// True where a mirrored order of the problem is that of its half, and all of it; else a rank or a
+/// micro-batch is left in the middle.
+bool FoldsEvenly(const SearchProblem& problem) {
+  return problem.frame.ranks % 2 == 0 && problem.frame.microbatches % 2 == 0;
+}
+
 /// Takes what a half's order unfolds to, with the odd micro-batch, if it is shorter.
 void OfferUnfolded(const SearchProblem& problem, const Order& half, SearchResult* best) {
   Order order = UnfoldOrder(problem, half);
-  if (WithoutOdd(problem)) {
+  if (problem.frame.microbatches % 2 != 0) {
     std::optional<Order> longer = WithOdd(problem, order);
     if (longer) Offer(problem, std::move(*longer), best);
     return;
@@ -172,7 +178,7 @@ void AnnealHalf(const SearchProblem& problem, const SearchProblem& folded, Time 
                 uint64_t seed, int64_t budget, SearchWork* work, SearchResult* best) {
   SearchResult half = *best;
   std::optional<Time> makespan;
-  if (best->order.size() % 2 == 0 && !WithoutOdd(problem)) {
+  if (FoldsEvenly(problem)) {
     half.order = FoldOrder(problem, best->order);
     makespan = MakespanOf(folded, half.order);
   }
@@ -193,7 +199,7 @@ void AnnealHalf(const SearchProblem& problem, const SearchProblem& folded, Time 
 void ImproveFromPhases(const SearchProblem& problem, const std::optional<SearchProblem>& folded,
                        Time bound, uint64_t seed, int64_t budget, SearchWork* work,
                        SearchResult* best) {
-  if (folded && problem.frame.ranks % 2 == 0 && !WithoutOdd(problem)) {
+  if (folded && FoldsEvenly(problem)) {
     return AnnealHalf(problem, *folded, bound, seed, budget, work, best);
   }
   if (problem.frame.routes.size() == 1 && problem.stages_of[0].size() == 2) {
@@ -265,7 +271,7 @@ void GoOnWithPairs(const SearchProblem& problem, Time bound, uint64_t seed, int6
   const Time before = best->makespan;
   const int64_t end = work->left() - budget;
   const std::optional<SearchProblem> folded = Fold(problem);
-  if (folded && problem.frame.ranks % 2 == 0) {
+  if (folded && FoldsEvenly(problem)) {
     SearchResult half = *best;
     half.order = FoldOrder(problem, best->order);
     if (const std::optional<Time> makespan = MakespanOf(*folded, half.order)) {

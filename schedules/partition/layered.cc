@@ -83,15 +83,17 @@ Plan FromPublished(const Schedule& schedule, const Spec& spec, const SearchContr
   // What fits as it is may have another partition than what is recomputed or goes to the host, and
   // the latter is chosen when no order is known.
   const std::vector<Spec> ways = WithoutAndWith(spec);
-  Partition partition;
+  std::vector<Partition> partitions;
   bool possible = true;  // as asked for, which comes last
   for (const Spec& one : ways) {
-    partition = PartitionOf(schedule, one, frame, &layers);
-    possible = offer(one, partition);
+    partitions.push_back(PartitionOf(schedule, one, frame, &layers));
+    possible = offer(one, partitions.back());
   }
   if (ways.size() > 1 && !FixedPartition(spec, frame.stages)) {
-    if (choice.fits()) offer(ways.front(), partition);
-    possible |= offer(spec, EvenPartition(layers.layers(), frame.stages));
+    const Partition& last = partitions.back();
+    if (last != partitions.front() && choice.fits()) offer(ways.front(), last);
+    const Partition even = EvenPartition(layers.layers(), frame.stages);
+    if (even != last) possible |= offer(spec, even);
   }
   return choice.Take(possible);
 }

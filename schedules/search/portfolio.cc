@@ -141,8 +141,11 @@ std::vector<Spec> WithoutAndWith(const Spec& spec) {
 bool PlanChoice::Offer(const std::function<Plan()>& generate) {
   try {
     Plan plan = generate();
-    const PlanWorth worth = WorthOfPlan(plan, by_);
-    if (best_ && worth >= least_) return true;
+    std::optional<PlanWorth> worth;
+    if (best_) {
+      worth = WorthOfPlan(plan, by_);
+      if (*worth >= Least()) return true;
+    }
     best_ = std::move(plan);
     least_ = worth;
     return true;
@@ -152,6 +155,11 @@ bool PlanChoice::Offer(const std::function<Plan()>& generate) {
     why_not_ = error;
     return false;
   }
+}
+
+const PlanWorth& PlanChoice::Least() {
+  if (!least_) least_ = WorthOfPlan(*best_, by_);
+  return *least_;
 }
 
 Plan PlanChoice::Take(bool possible) {

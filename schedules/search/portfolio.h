@@ -65,14 +65,17 @@ class PlanChoice {
 
   /// False where it throws an Error, which is kept.
   bool Offer(const std::function<Plan()>& generate);
-  bool fits() const { return best_ && least_.excess == 0; }
+  bool fits() { return best_ && Least().excess == 0; }
   /// Throws the last Error where there is no plan or, with `possible` false, none that fits.
   Plan Take(bool possible = true);
 
  private:
+  /// Of the best; a plan alone need not be judged.
+  const PlanWorth& Least();
+
   const Spec by_;
   std::optional<Plan> best_;
-  PlanWorth least_;
+  std::optional<PlanWorth> least_;
   std::optional<Error> why_not_;
 };
 

@@ -230,8 +230,11 @@ std::string NothingFits(std::span<const CompareRow> rows) {
       any("`device_memory`") ||
       std::any_of(rows.begin(), rows.end(), [](const auto& row) { return !row.fits; });
   if (device) {
-    return "no schedule fits `device_memory`; use more `ranks`, `zero` with `data_parallel`, or "
-           "`recompute` auto";
+    const bool recomputed =
+        std::ranges::any_of(rows, [](const CompareRow& row) { return !row.recomputed.empty(); });
+    return std::string("no schedule fits `device_memory`; use more `ranks`, ") +
+           (recomputed ? "or `zero` with `data_parallel`"
+                       : "`zero` with `data_parallel`, or `recompute` auto");
   }
   if (const std::string why = SameForAll(rows); !why.empty()) return "no schedule fits: " + why;
   return any("`memory_limit`")

@@ -26,16 +26,17 @@ constexpr int64_t kMostCellsTried = 100'000;
 /// What makes the spec fit its limit, beside a higher one.
 std::string WaysToFit(const Spec& spec, const SearchControl& control) {
   std::string text;
-  const bool plain = spec.recompute.choice == Recompute::Choice::kNone;
   const int64_t chunks = int64_t{spec.microbatches} * FindSchedule(spec.schedule).stages(spec);
-  if (plain && chunks <= kMostCellsTried && FitsRecomputed(spec, control)) {
+  if (!spec.recompute.everything() && chunks <= kMostCellsTried && FitsRecomputed(spec, control)) {
     text += ", give `recompute` auto";
   }
   Spec searched = spec;
   searched.chunks = 0;
   searched.search.placement = Placement::kAny;
+  // The stages that are named are those of this schedule.
+  const bool named = spec.recompute.choice == Recompute::Choice::kStages;
   const std::optional<int64_t> least =
-      spec.costs.layers.empty() ? LeastLimit(searched, !plain) : std::nullopt;
+      spec.costs.layers.empty() && !named ? LeastLimit(searched, spec.recompute) : std::nullopt;
   if (!least || spec.schedule == kAuto.name) return text + ", or take a schedule that holds less";
   // What a target runs has been tried, if that is few.
   const bool few = spec.target == Target::kMegatron || spec.target == Target::kDualPipe;
@@ -74,12 +75,10 @@ void CheckDevice(const Plan& plan, const CostModel& costs, const Spec& spec) {
       fullest = r;
   }
   if (!fullest) return;
-  const bool plain = spec.recompute.choice == Recompute::Choice::kNone;
   throw Error(plan.schedule + " does not fit `device_memory`: rank " + std::to_string(*fullest) +
               " holds " + FormatCount(ranks[*fullest].total()) + " bytes, its device has " +
-              FormatCount(devices[*fullest]) + " (" + Breakdown(ranks[*fullest]) +
-              "); use more `ranks`, `zero` with `data_parallel`, " +
-              (plain ? "`recompute`, " : "") + "or another schedule");
+              FormatCount(devices[*fullest]) + " (" + Breakdown(ranks[*fullest]) + "); " +
+              DeviceAdvice(spec));
 }
 
 }  // namespace
@@ -151,6 +150,25 @@ Plan CompileForTarget(const Spec& spec, const CompileOptions& options) {
   return Compile(*best, quiet);
 }
 
+/// Throws Error where a part of each layer is to run again and the costs, of layers, cannot say
+/// what that holds at this level.
+void CheckPart(const Spec& spec, Level level) {
+  if (spec.recompute.part == RecomputePart::kFull || spec.costs.layers.empty()) return;
+  const std::string what = "`recompute` " + std::string(Name(spec.recompute.part)) + ": ";
+  if (!spec.costs.memory || spec.costs.memory->values.empty()) {
+    throw Error(what +
+                "`costs`: /layers: no key of a layer says what a part of it holds; give "
+                "`recompute` full, auto or layers=N" +
+                (HasComponents(spec.costs.layers)
+                     ? ", or the `model` of these layers with `level` component"
+                     : ""));
+  }
+  if (level >= Level::kComponent) return;
+  throw Error(what +
+              "where costs have \"layers\", plans have their parts from `level` component on; give "
+              "that");
+}
+
 }  // namespace
 
 Plan Compile(Spec spec, const CompileOptions& options) {
@@ -167,6 +185,7 @@ Plan Compile(Spec spec, const CompileOptions& options) {
   if (spec.costs.moe && spec.costs.stages.empty()) DeriveChunkCosts(&spec.costs, overlap);
   spec = WithStages(std::move(spec));
   if (!spec.costs.layers.empty()) spec.costs.derived = overlap;
+  CheckPart(spec, options.level);
   // Without bytes of their values layers are opaque in memory.
   const bool values = spec.costs.memory && !spec.costs.memory->values.empty();
   const bool layers =

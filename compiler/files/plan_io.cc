@@ -175,7 +175,7 @@ Plan ReadHead(const JsonCursor& root) {
   plan.routes = ReadRoutes(root.Required("routes"), plan);
   if (const auto costs = root.Optional("costs")) {
     plan.costs = ReadCosts(*costs);
-    costs->Checked([&] { CheckCosts(*plan.costs, plan.stages, plan.microbatches); });
+    costs->Checked([&] { CheckCosts(*plan.costs, plan.stages, plan.microbatches, ""); });
   }
   if (const auto provenance = root.Optional("provenance")) {
     if (!plan.costs) provenance->Fail("says what came of the costs, and the plan has no \"costs\"");

@@ -50,31 +50,33 @@ double SumOf(const MoeCost& cost) {
 }
 
 /// Throws Error if a list of bytes is not for a plan with so many stages.
-void CheckStageBytes(const char* key, const std::vector<int64_t>& bytes, int stages) {
+void CheckStageBytes(const std::string& memory, const char* key, const std::vector<int64_t>& bytes,
+                     int stages) {
   if (bytes.size() <= 1 || bytes.size() == static_cast<size_t>(stages)) return;
-  throw Error("\"" + std::string(key) + "\" has " + std::to_string(bytes.size()) +
-              " entries, this plan has " + std::to_string(stages) +
+  throw Error(memory + key + ": has " + std::to_string(bytes.size()) + " entries, this plan has " +
+              std::to_string(stages) +
               " stages; give one number (every stage alike) or one for each stage");
 }
 
-void CheckMemory(const MemoryCost& memory, const CostModel& costs, int stages, int microbatches) {
-  CheckStageBytes("parameter_bytes", memory.parameter_bytes, stages);
-  CheckStageBytes("gradient_bytes", memory.gradient_bytes, stages);
-  CheckStageBytes("optimizer_bytes", memory.optimizer_bytes, stages);
-  CheckStageBytes("activation_bytes", memory.activation_of, stages);
-  CheckStageBytes("w_stash_bytes", memory.stash_of, stages);
+void CheckMemory(const MemoryCost& memory, const CostModel& costs, int stages, int microbatches,
+                 const std::string& at) {
+  CheckStageBytes(at, "parameter_bytes", memory.parameter_bytes, stages);
+  CheckStageBytes(at, "gradient_bytes", memory.gradient_bytes, stages);
+  CheckStageBytes(at, "optimizer_bytes", memory.optimizer_bytes, stages);
+  CheckStageBytes(at, "activation_bytes", memory.activation_of, stages);
+  CheckStageBytes(at, "w_stash_bytes", memory.stash_of, stages);
   const double chunks = static_cast<double>(stages) * microbatches;
   int64_t most = memory.activation_bytes;
   for (const int64_t bytes : memory.activation_of) most = std::max(most, bytes);
   if (static_cast<double>(most) * chunks > 0x1p62) {
-    throw Error(
-        "\"activation_bytes\" of all cells add up to more than 2^62 bytes; is it in bytes?");
+    throw Error(at +
+                "activation_bytes: of all cells add up to more than 2^62 bytes; is it in bytes?");
   }
   const double layer = std::accumulate(memory.values.begin(), memory.values.end(), 0.0);
   int layers = costs.moe ? costs.moe->layers_per_stage : 1;
   for (const MoeCost& moe : costs.stage_moe) layers = std::max(layers, moe.layers_per_stage);
   if (layer * chunks * layers > 0x1p62) {
-    throw Error("\"values\" of all cells add up to more than 2^62 bytes; are they in bytes?");
+    throw Error(at + "values: of all cells add up to more than 2^62 bytes; are they in bytes?");
   }
 }
 
@@ -363,14 +365,15 @@ void CheckStageCosts(const CostModel& costs) {
   }
 }
 
-void CheckCosts(const CostModel& costs, int stages, int microbatches) {
+void CheckCosts(const CostModel& costs, int stages, int microbatches, std::string_view place) {
+  const auto fail = [&](const std::string& text) { throw Error(std::string(place) + text); };
   if (costs.moe) {
     const std::string flaw = FlawOf(*costs.moe, costs.unit);
     if (!flaw.empty()) throw Error("component costs (\"moe\"): " + flaw);
   }
   if (!costs.stage_moe.empty() && costs.stage_moe.size() != static_cast<size_t>(stages)) {
-    throw Error("\"moe\" lists the components of " + std::to_string(costs.stage_moe.size()) +
-                " stages, this plan has " + std::to_string(stages));
+    fail("/moe: lists the components of " + std::to_string(costs.stage_moe.size()) +
+         " stages, this plan has " + std::to_string(stages));
   }
   for (size_t s = 0; s < costs.stage_moe.size(); ++s) {
     const std::string flaw = FlawOf(costs.stage_moe[s], costs.unit);
@@ -387,42 +390,42 @@ void CheckCosts(const CostModel& costs, int stages, int microbatches) {
                     : "the costs have no stages; UniformCosts(f, b, w) makes every stage alike");
   }
   if (costs.stages.size() != 1 && costs.stages.size() != static_cast<size_t>(stages)) {
-    throw Error("the costs have " + std::to_string(costs.stages.size()) +
-                " stages, this schedule has " + std::to_string(stages) +
-                "; give \"stage\" (every stage alike) or \"stages\" with " +
-                std::to_string(stages) + " entries");
+    fail("/stages: lists " + std::to_string(costs.stages.size()) + " stages, this schedule has " +
+         std::to_string(stages) + "; give \"stage\" (every stage alike) or \"stages\" with " +
+         std::to_string(stages) + " entries");
   }
   if (costs.shares.size() > 1 && costs.shares.size() != static_cast<size_t>(stages)) {
-    throw Error("the costs list the layers of " + std::to_string(costs.shares.size()) +
-                " stages, this plan has " + std::to_string(stages));
+    fail("/stages: lists the layers of " + std::to_string(costs.shares.size()) +
+         " stages, this plan has " + std::to_string(stages));
   }
   for (int s = 0; costs.components() && s < stages; ++s) {
     const size_t listed = costs.SharesOf(s).size();
     if (listed == 0 || std::cmp_equal(listed, costs.LayersIn(s))) continue;
-    throw Error("stage " + std::to_string(s) + " lists " + std::to_string(listed) +
-                " layers and has components (\"moe\") of " + std::to_string(costs.LayersIn(s)) +
-                "; give as many, or drop \"layers\"");
+    fail((costs.stages.size() == 1 ? "/stage" : "/stages/" + std::to_string(s)) +
+         "/layers: lists " + std::to_string(listed) + " layers, and \"moe\" has components of " +
+         std::to_string(costs.LayersIn(s)) + "; give as many, or drop \"layers\"");
   }
   if (!costs.partition.empty() && costs.partition.size() != static_cast<size_t>(stages)) {
-    throw Error("\"partition\" has " + std::to_string(costs.partition.size()) +
-                " entries, this plan has " + std::to_string(stages) + " stages");
+    fail("/partition: has " + std::to_string(costs.partition.size()) + " entries, this plan has " +
+         std::to_string(stages) + " stages");
   }
   int64_t parts = 0, named = 0;
   for (const int size : costs.partition) parts += size;
   for (const NamedLayers& run : costs.partition_of) named += run.repeat;
   if (named > 0 && named != parts) {
-    throw Error("\"partition\" is of " + std::to_string(parts) +
-                " layers, \"partition_of\" names " + std::to_string(named));
+    fail("/partition: is of " + std::to_string(parts) + " layers, \"partition_of\" names " +
+         std::to_string(named));
   }
   CheckStageCosts(costs);
   if (!costs.microbatch_scale.empty() &&
       costs.microbatch_scale.size() != static_cast<size_t>(microbatches)) {
-    throw Error("\"microbatch_scale\" has " + std::to_string(costs.microbatch_scale.size()) +
-                " entries, this plan has " + std::to_string(microbatches) +
-                (microbatches == 1 ? " micro-batch" : " micro-batches") +
-                "; give one factor for each");
+    fail("/microbatch_scale: has " + std::to_string(costs.microbatch_scale.size()) +
+         " entries, this plan has " + std::to_string(microbatches) +
+         (microbatches == 1 ? " micro-batch" : " micro-batches") + "; give one factor for each");
   }
-  if (costs.memory) CheckMemory(*costs.memory, costs, stages, microbatches);
+  if (costs.memory) {
+    CheckMemory(*costs.memory, costs, stages, microbatches, std::string(place) + "/memory/");
+  }
   if (costs.host && costs.host->bandwidth > 0 && costs.memory) {
     const MemoryCost& memory = *costs.memory;
     const double slowest = static_cast<double>(kMaxCost) /
@@ -431,10 +434,10 @@ void CheckCosts(const CostModel& costs, int stages, int microbatches) {
                                                    : *std::max_element(memory.activation_of.begin(),
                                                                        memory.activation_of.end());
     if (static_cast<double>(most) > slowest) {
-      throw Error("\"host\": a copy of \"activation_bytes\" takes longer than " +
-                  FormatTime(kMaxCost, costs.unit) + " " + std::string(Name(costs.unit)) +
-                  ", the largest cost there is; is the bandwidth in bytes per " +
-                  std::string(Name(costs.unit)) + "?");
+      fail("/host: a copy of \"activation_bytes\" takes longer than " +
+           FormatTime(kMaxCost, costs.unit) + " " + std::string(Name(costs.unit)) +
+           ", the largest cost there is; is the bandwidth in bytes per " +
+           std::string(Name(costs.unit)) + "?");
     }
   }
   // A makespan is at most the sum of everything in it, so with this sum below 2^62 no figure and no

@@ -334,7 +334,8 @@ std::string FlawOf(const MoeCost& cost, Unit unit);
 void CheckStageCosts(const CostModel& costs);
 
 /// Throws Error if durations contradict each other, or if the costs do not fit a plan of this size:
-/// number of stages and micro-batch factors.
-void CheckCosts(const CostModel& costs, int stages, int microbatches);
+/// number of stages and micro-batch factors. The latter say where, a JSON path behind `place`.
+void CheckCosts(const CostModel& costs, int stages, int microbatches,
+                std::string_view place = "`costs`: ");
 
 }  // namespace contraflow

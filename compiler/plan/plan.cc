@@ -133,9 +133,8 @@ void CheckLayers(const Plan& plan, const CostModel& costs) {
     }
     if (same) continue;
     if (plan.stage_layers.empty() && costs.stage_moe.empty()) {
-      throw Error("the costs have " + std::to_string(moe.layers_per_stage) +
-                  " layers a stage (\"layers_per_stage\"), this plan has " +
-                  std::to_string(plan.layers));
+      throw Error("`costs`: /moe/layers_per_stage: is " + std::to_string(moe.layers_per_stage) +
+                  ", this plan has " + std::to_string(plan.layers) + " layers a stage");
     }
     StageLayers planned;
     for (int l = 0; l < plan.LayersOf(s); ++l) planned.push_back(plan.KindOf(s, l));
@@ -168,8 +167,8 @@ StageCost AtSpeed(const StageCost& cost, double speed) {
 CostModel OnRanks(const CostModel& costs, const Plan& frame) {
   if (costs.ranks.empty()) return costs;
   if (costs.ranks.size() != static_cast<size_t>(frame.ranks)) {
-    throw Error("the plan has " + std::to_string(frame.ranks) + " ranks, the costs list " +
-                std::to_string(costs.ranks.size()));
+    throw Error("`costs`: /ranks: lists " + std::to_string(costs.ranks.size()) +
+                " ranks, the plan has " + std::to_string(frame.ranks));
   }
   CostModel result = costs;
   const auto any = [&](auto special) {

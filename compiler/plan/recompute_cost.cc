@@ -83,9 +83,11 @@ CellBytes WithoutLayers(const CostModel& costs, int s, int layers, CellBytes byt
 int64_t DroppedBytes(const CostModel& costs, int s, const RecomputeExtent& extent) {
   const RecomputePart part = extent.part;
   if (!costs.components() || costs.memory->values.empty()) {
-    throw Error("the costs do not say what the components of a stage hold, so that `recompute` " +
-                std::string(Name(part)) +
-                " has no bytes; give \"moe\" and \"memory\": {\"values\": {..}}");
+    throw Error("`recompute` " + std::string(Name(part)) + ": `costs`: " +
+                (costs.components() ? "/memory: has no \"values\", which say"
+                                    : "has no \"moe\" and no \"values\" in \"memory\", which say") +
+                " what the parts of a layer hold; give costs that do, a `model`, or `recompute` "
+                "full or auto");
   }
   const auto layers = static_cast<int64_t>(extent.Of(costs.moe_of(s).layers_per_stage));
   const auto bytes = [&](Value v) { return costs.memory->values[static_cast<size_t>(v)]; };

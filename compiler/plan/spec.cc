@@ -340,8 +340,8 @@ void CheckSpec(const Spec& spec) {
   if (spec.device_memory) CheckRange("`device_memory`", *spec.device_memory, 1, kMaxMemory);
   const size_t listed = spec.costs.ranks.size();
   if (listed > 0 && listed != static_cast<size_t>(spec.ranks)) {
-    throw Error("`ranks` " + std::to_string(spec.ranks) + ": the costs list " +
-                std::to_string(listed) + " \"ranks\"; give one entry for each rank");
+    throw Error("`costs`: /ranks: lists " + std::to_string(listed) + " ranks, `ranks` is " +
+                std::to_string(spec.ranks) + "; give one entry for each rank");
   }
   const int64_t stages = int64_t{spec.ranks} * std::max(spec.chunks, 1);
   if (stages > kMaxStages) {

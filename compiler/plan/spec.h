@@ -64,6 +64,11 @@ struct Recompute {
   /// or one for each of `stages`, which are then all stages, 0 for none; empty: all layers.
   std::vector<int> layers = {};
 
+  /// True if no stage holds less with any other.
+  bool everything() const {
+    const bool whole = part == RecomputePart::kFull && layers.empty();
+    return choice == Choice::kAuto || (choice == Choice::kFull && whole);
+  }
   bool operator==(const Recompute&) const = default;
 };
 

@@ -36,7 +36,7 @@ std::vector<std::vector<int>> StagesOfRank(const Plan& plan) {
 /// Throws Error if a list of bytes is not for a plan with so many stages.
 void CheckStages(const char* key, const std::vector<int64_t>& bytes, int stages) {
   if (bytes.size() <= 1 || bytes.size() == static_cast<size_t>(stages)) return;
-  throw Error("the costs give \"" + std::string(key) + "\" for " + std::to_string(bytes.size()) +
+  throw Error("`costs`: /memory/" + std::string(key) + ": is for " + std::to_string(bytes.size()) +
               " stages, this plan has " + std::to_string(stages) +
               "; give one number (every stage alike) or one for each stage");
 }

@@ -115,9 +115,14 @@ Plan SerialOrder(const Plan& frame) {
 }
 
 int64_t SerialPeak(const Plan& frame, const CostModel& costs, bool recomputed) {
-  const std::vector<CellBytes> cells = BytesOfCells(
+  std::vector<CellBytes> cells = BytesOfCells(
       costs, frame.stages,
       std::vector<RecomputeExtent>(recomputed ? static_cast<size_t>(frame.stages) : 0));
+  for (CellBytes& bytes : cells) bytes.input = recomputed ? bytes.input : bytes.activation;
+  return SerialPeak(frame, cells);
+}
+
+int64_t SerialPeak(const Plan& frame, const std::vector<CellBytes>& cells) {
   int64_t peak = 0;
   for (const Route& route : frame.routes) {
     // Between the last F and the first B the whole of one chunk beside what is kept of the others;
@@ -129,7 +134,7 @@ int64_t SerialPeak(const Plan& frame, const CostModel& costs, bool recomputed) {
       const int64_t whole = counted ? 1 : bytes.activation;
       int64_t& here = held[static_cast<size_t>(route.ranks[s])];
       peak = std::max(peak, here + whole);
-      here += recomputed && !counted ? bytes.input : whole;
+      here += counted ? whole : bytes.input;
     }
   }
   return peak;

@@ -228,6 +228,29 @@ std::vector<RecomputedStage> MostRecomputed(int stages, const Spec& spec) {
   return result;
 }
 
+Recompute RepartitionRecompute(Recompute recompute, int from, int to) {
+  if (recompute.choice == Recompute::Choice::kStages && !recompute.layers.empty() && from != to) {
+    throw Error("`recompute`: layers of single stages are those of the " + std::to_string(from) +
+                " stages of the costs, and this placement makes " + std::to_string(to) +
+                "; give a `placement` with as many, or layers=N for every stage");
+  }
+  std::vector<int> stages;
+  for (const int stage : recompute.stages) {
+    if (stage >= from) {
+      throw Error("`recompute`: there is no stage " + std::to_string(stage) +
+                  ", the costs of auto describe " + std::to_string(from) + " stages (0.." +
+                  std::to_string(from - 1) + ")");
+    }
+    const int first = to >= from ? stage * (to / from) : stage / (from / to);
+    const int parts = std::max(1, to / from);
+    for (int part = 0; part < parts; ++part) {
+      if (stages.empty() || stages.back() < first + part) stages.push_back(first + part);
+    }
+  }
+  recompute.stages = std::move(stages);
+  return recompute;
+}
+
 std::vector<RecomputedStage> StagesToRecompute(const Plan& order, const Spec& spec, Grain grain) {
   if (spec.recompute.choice != Recompute::Choice::kAuto) {
     return MostRecomputed(order.stages, spec);

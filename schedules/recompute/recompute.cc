@@ -256,8 +256,8 @@ Plan InsertRecompute(Plan plan, const std::vector<int>& stages, const RecomputeE
 void CheckRecomputeLimit(const Spec& spec) {
   if (spec.recompute.part != RecomputePart::kFull && !spec.costs.components()) {
     throw Error("`recompute` " + std::string(Name(spec.recompute.part)) +
-                ": the costs do not say how long that part of a stage takes; give components "
-                "(\"moe\")");
+                ": `costs`: has no \"moe\", which says how long that part of a stage takes; give "
+                "it, or `recompute` full or auto");
   }
   if (!spec.memory_limit) return;
   const CostModel& costs = spec.costs;
@@ -325,11 +325,10 @@ Plan GenerateRecomputed(const Schedule& schedule, const Spec& spec, Room room,
   }
   if (orders.plans.empty()) throw *orders.why_not;
   const CostModel& costs = spec.costs;
-  /// The shortest that fits, else the shortest.
+  /// The shortest that fits, else of those that hold least.
   struct Best {
     std::optional<Plan> plan;
-    bool fits = false;
-    Time least = 0;
+    std::pair<int64_t, Time> least;  ///< bytes of the fullest rank if they do not fit, step
   };
   Best best, best_full, best_layers;
   const auto offer = [&](const Plan& order, const Spec& as, Grain by,
@@ -340,9 +339,12 @@ Plan GenerateRecomputed(const Schedule& schedule, const Spec& spec, Room room,
     const Time step = fits && LongerThanOrder(costs, spec.search)
                           ? StepTime(plan, costs, spec.memory_limit, spec.search)
                           : simulation.makespan;
+    int64_t most = 0;
+    for (const RankFigures& rank : simulation.ranks) most = std::max(most, limit.Peak(rank));
+    const std::pair worth(fits ? 0 : most, step);
     for (Best* of : to) {
-      if (of->plan && std::pair(!of->fits, of->least) <= std::pair(!fits, step)) continue;
-      *of = {plan, fits, step};
+      if (of->plan && of->least <= worth) continue;
+      *of = {plan, worth};
     }
   };
   const bool freely = recompute.choice == Choice::kAuto && spec.memory_limit.has_value();

@@ -44,6 +44,11 @@ std::vector<RecomputedStage> StagesToRecompute(const Plan& order, const Spec& sp
 /// Those that the spec names of so many stages; where the choice is free, all of them.
 std::vector<RecomputedStage> MostRecomputed(int stages, const Spec& spec);
 
+/// The same part of the model in other stages: they are cut evenly, or merged if one of them is
+/// recomputed. Throws Error if some of the stages do not exist, or if layers of single stages have
+/// no counterpart.
+Recompute RepartitionRecompute(Recompute recompute, int from, int to);
+
 /// The compute order with every R that holds up its backward in idle time before that, where there
 /// is some that is long enough, and as long as that makes the step shorter. No rank comes to hold
 /// more than `limit` by it, or, without one, more than the fullest rank does as it is.
@@ -69,9 +74,9 @@ struct RecomputedBeside {
 
 /// The plan of a schedule with the recompute of the spec: of the orders that it makes within the
 /// limit, without one and for costs that have R in the backward, the one with the shortest step
-/// that fits, or, where none does, the shortest. With `beside`, single layers are for that alone.
-/// Throws Error if the stages do not exist, or if there is a memory limit and the costs give no
-/// bytes.
+/// that fits, or, where none does, the one that holds least. With `beside`, single layers are for
+/// that alone. Throws Error if the stages do not exist, or if there is a memory limit and the costs
+/// give no bytes.
 Plan GenerateRecomputed(const Schedule& schedule, const Spec& spec, Room room,
                         const SearchControl& control, RecomputedBeside* beside = nullptr);
 

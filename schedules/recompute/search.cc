@@ -56,30 +56,6 @@ Shares SharesOf(const Candidate& candidate, int64_t budget) {
   return {half / kSearches, half - exact, exact};
 }
 
-/// The same part of the model: stages are cut evenly, or merged if one of them is recomputed.
-Recompute RepartitionRecompute(Recompute recompute, int from, int to) {
-  if (recompute.choice == Recompute::Choice::kStages && !recompute.layers.empty() && from != to) {
-    throw Error("`recompute`: layers of single stages are those of the " + std::to_string(from) +
-                " stages of the costs, and this placement makes " + std::to_string(to) +
-                "; give a `placement` with as many, or layers=N for every stage");
-  }
-  std::vector<int> stages;
-  for (const int stage : recompute.stages) {
-    if (stage >= from) {
-      throw Error("`recompute`: there is no stage " + std::to_string(stage) +
-                  ", the costs of auto describe " + std::to_string(from) + " stages (0.." +
-                  std::to_string(from - 1) + ")");
-    }
-    const int first = to >= from ? stage * (to / from) : stage / (from / to);
-    const int parts = std::max(1, to / from);
-    for (int part = 0; part < parts; ++part) {
-      if (stages.empty() || stages.back() < first + part) stages.push_back(first + part);
-    }
-  }
-  recompute.stages = std::move(stages);
-  return recompute;
-}
-
 /// The shortest step so far, over all placements.
 class ShortestStep {
  public:
@@ -330,15 +306,17 @@ Plan GenerateSearchedRecomputed(const Spec& spec, const SearchControl& control) 
     if (longer.best() && longer.step() <= shortest.step())
       shortest.best() = std::move(longer.best());
   }
-  if (!shortest.best() && first_error &&
-      (!DevicesOf(spec).empty() || !(spec.memory_limit && LeastLimit(spec, true)))) {
-    throw *first_error;
+  // What an order without recompute lacks is no news.
+  const bool devices = !shortest.best() && !DevicesOf(spec).empty();
+  if (devices && !LeavesRoom(spec)) {
+    throw Error(spec.schedule + " does not fit `device_memory`" +
+                (spec.recompute.everything() ? ", whatever is recomputed; "
+                                             : " with what is recomputed; ") +
+                DeviceAdvice(spec));
   }
-  if (!shortest.best() && !DevicesOf(spec).empty()) {
-    throw Error(
-        spec.schedule +
-        " does not fit `device_memory`, whatever is recomputed; use more `ranks`, or `zero` "
-        "with `data_parallel`");
+  if (!shortest.best() && first_error &&
+      (devices || !(spec.memory_limit && LeastLimit(spec, spec.recompute)))) {
+    throw *first_error;
   }
   if (!shortest.best()) throw Error(spec.schedule + " " + MemoryAdvice(spec));
   return std::move(*shortest.best());

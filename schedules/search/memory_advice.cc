@@ -1,49 +1,96 @@
 #include <algorithm>
+#include <string>
+#include <vector>
 
 #include "compiler/plan/error.h"
 #include "compiler/plan/memory_limit.h"
 #include "schedules/published/placement.h"
+#include "schedules/published/rows.h"
+#include "schedules/recompute/recompute.h"
+#include "schedules/registry.h"
 #include "schedules/search/candidates.h"
 
 namespace contraflow {
+namespace {
 
-std::optional<int64_t> LeastLimit(const Spec& spec, bool recomputed) {
+/// What each stage of a candidate holds with as much recomputed as there may be.
+std::vector<CellBytes> LeastCells(const Candidate& candidate, const Recompute& recompute,
+                                  int given) {
+  const CostModel& costs = candidate.spec.costs;
+  const int stages = candidate.frame.stages;
+  std::vector<CellBytes> cells = BytesOfCells(costs, stages, {});
+  for (CellBytes& bytes : cells) bytes.input = bytes.activation;
+  if (recompute.choice == Recompute::Choice::kNone) return cells;
+  Spec spec = candidate.spec;
+  spec.recompute = RepartitionRecompute(recompute, given, stages);
+  for (const auto& [stage, extent] : MostRecomputed(stages, spec)) {
+    cells[static_cast<size_t>(stage)] = BytesOfCell(costs, stage, true, extent);
+  }
+  return cells;
+}
+
+/// " with all stages recomputed"
+std::string With(const Recompute& recompute) {
+  if (recompute.choice == Recompute::Choice::kNone) return "";
+  if (recompute.everything()) return " with all stages recomputed";
+  const bool whole = recompute.part == RecomputePart::kFull && recompute.layers.empty();
+  return whole ? " with these stages recomputed" : " with so much of its stages recomputed";
+}
+
+}  // namespace
+
+std::optional<int64_t> LeastLimit(const Spec& spec, const Recompute& recompute) {
   const bool bytes = MemoryLimit(spec.costs).bytes();
-  if (recomputed && (!bytes || !InputBytes(spec.costs))) return std::nullopt;
+  const bool plain = recompute.choice == Recompute::Choice::kNone;
+  if (!plain && (!bytes || !InputBytes(spec.costs))) return std::nullopt;
   Spec roomy = spec;
   roomy.memory_limit.reset();
   roomy.device_memory.reset();
   for (RankCost& rank : roomy.costs.ranks) rank.memory_bytes.reset();
   std::optional<int64_t> least;
   for (const Candidate& candidate : CandidatesOf(roomy)) {
-    const int64_t held = SerialPeak(candidate.frame, candidate.spec.costs, recomputed);
+    const int64_t held =
+        SerialPeak(candidate.frame, LeastCells(candidate, recompute, CostStages(spec)));
     const int64_t limit = bytes ? held : LimitNeeded(spec, candidate.frame, held);
     least = std::min(least.value_or(limit), limit);
   }
   return least;
 }
 
+bool LeavesRoom(const Spec& spec) {
+  return std::ranges::any_of(CandidatesOf(spec), [&](const Candidate& candidate) {
+    const std::optional<int64_t>& limit = candidate.spec.memory_limit;
+    if (!limit) return true;
+    const std::vector<CellBytes> cells = LeastCells(candidate, spec.recompute, CostStages(spec));
+    return SerialPeak(candidate.frame, cells) <= *limit;
+  });
+}
+
 std::string MemoryAdvice(const Spec& spec) {
   CF_ASSERT(spec.memory_limit);
-  using Choice = Recompute::Choice;
-  const Choice choice = spec.recompute.choice;
   const std::string unit = MemoryLimit(spec.costs).unit();
-  const std::string limit = std::to_string(*spec.memory_limit) + unit;
-  const std::optional<int64_t> plain = LeastLimit(spec, false), recomputed = LeastLimit(spec, true);
-  CF_ASSERT(plain);
-  const bool everything = recomputed && (choice == Choice::kFull || choice == Choice::kAuto);
-  const std::string least = std::to_string(everything ? *recomputed : *plain);
-  std::string text = "does not fit `memory_limit`: one micro-batch alone holds ";
-  if (choice == Choice::kStages) {
-    text += "more than " + limit + " on a rank with these stages recomputed";
-  } else {
-    text += least + unit + " on a rank" + (everything ? " with all stages recomputed" : "") +
-            ", the limit is " + limit;
+  const std::optional<int64_t> asked = LeastLimit(spec, spec.recompute);
+  CF_ASSERT(asked);
+  const std::string least = std::to_string(*asked);
+  const std::string text = "does not fit `memory_limit`: one micro-batch alone holds " + least +
+                           unit + " on a rank" + With(spec.recompute) + ", the limit is " +
+                           std::to_string(*spec.memory_limit) + unit + "; raise it to " + least;
+  const std::optional<int64_t> free = LeastLimit(spec, {.choice = Recompute::Choice::kFull});
+  if (spec.recompute.everything() || !free || *free >= *asked) return text;
+  if (*free <= *spec.memory_limit) return text + ", or give `recompute` auto, which fits";
+  return text + ", or to " + std::to_string(*free) + " with `recompute` auto";
+}
+
+std::string DeviceAdvice(const Spec& spec) {
+  std::vector<std::string> ways = {"more `ranks`", "`zero` with `data_parallel`"};
+  const bool plain = spec.recompute.choice == Recompute::Choice::kNone;
+  if (!spec.recompute.everything()) ways.push_back(plain ? "`recompute`" : "`recompute` auto");
+  if (spec.schedule != kAuto.name) ways.push_back("another schedule");
+  std::string text = "use " + ways.front();
+  for (size_t i = 1; i < ways.size(); ++i) {
+    text += (i + 1 < ways.size() ? ", " : ", or ") + ways[i];
   }
-  text += "; raise it to " + least;
-  if (everything || !recomputed || *recomputed >= *plain) return text;
-  if (*recomputed <= *spec.memory_limit) return text + ", or give `recompute` auto, which fits";
-  return text + ", or to " + std::to_string(*recomputed) + " with `recompute` auto";
+  return text;
 }
 
 }  // namespace contraflow

@@ -62,7 +62,8 @@ TEST_SUITE("unit") {
     CheckCosts(costs, 8, 100);
     costs.stages.resize(2, costs.stages[0]);
     CHECK(Failure([&] { CheckCosts(costs, 3, 4); }) ==
-          "the costs have 2 stages, this schedule has 3; give \"stage\" (every stage alike) or "
+          "`costs`: /stages: lists 2 stages, this schedule has 3; give \"stage\" (every stage "
+          "alike) or "
           "\"stages\" with 3 entries");
     costs.stages[1].fb = 0;
     CHECK(Failure([&] { CheckCosts(costs, 2, 4); }) ==
@@ -76,12 +77,14 @@ TEST_SUITE("unit") {
     costs = UniformCosts(1, 1, 1);
     costs.microbatch_scale = {1, 1, 1};
     CHECK(Failure([&] { CheckCosts(costs, 2, 4); }) ==
-          "\"microbatch_scale\" has 3 entries, this plan has 4 micro-batches; give one factor for "
+          "`costs`: /microbatch_scale: has 3 entries, this plan has 4 micro-batches; give one "
+          "factor for "
           "each");
     costs = UniformCosts(1, 1, 1);
     costs.memory = MemoryCost{.activation_bytes = int64_t{1} << 40};
     CHECK(Failure([&] { CheckCosts(costs, 4096, 4096); }) ==
-          "\"activation_bytes\" of all cells add up to more than 2^62 bytes; is it in bytes?");
+          "`costs`: /memory/activation_bytes: of all cells add up to more than 2^62 bytes; is it "
+          "in bytes?");
     costs = UniformCosts(kMaxCost / 4, 1, 1);
     CHECK(Failure([&] { CheckCosts(costs, 1000, 1000); }) ==
           "the costs of all 1000 micro-batches add up to more than fits a 64-bit count of ticks; "
@@ -105,7 +108,7 @@ TEST_SUITE("unit") {
     CHECK(check(0) == "accepted");
     CHECK(check(2) == "accepted");
     CHECK(SerialSum(*costs.moe) == 30);
-    CHECK(check(4) == "the costs have 2 layers a stage (\"layers_per_stage\"), this plan has 4");
+    CHECK(check(4) == "`costs`: /moe/layers_per_stage: is 2, this plan has 4 layers a stage");
     costs.moe->mlp_b = {1, 2, 3};
     CHECK(check(2) ==
           "component costs (\"moe\"): \"mlp_b\" must be one number or a list with one for each of "
@@ -136,12 +139,14 @@ TEST_SUITE("unit") {
     costs.memory = MemoryCost{.activation_bytes = 1, .optimizer_bytes = {1, 2}};
     CheckCosts(costs, 2, 4);
     CHECK(Failure([&] { CheckCosts(costs, 3, 4); }) ==
-          "\"optimizer_bytes\" has 2 entries, this plan has 3 stages; give one number (every stage "
+          "`costs`: /memory/optimizer_bytes: has 2 entries, this plan has 3 stages; give one "
+          "number (every stage "
           "alike) or one for each stage");
     costs.memory->optimizer_bytes = {1};
     costs.memory->values.assign(2, int64_t{1} << 40);
-    CHECK(Failure([&] { CheckCosts(costs, 2048, 2048); }) ==
-          "\"values\" of all cells add up to more than 2^62 bytes; are they in bytes?");
+    CHECK(
+        Failure([&] { CheckCosts(costs, 2048, 2048); }) ==
+        "`costs`: /memory/values: of all cells add up to more than 2^62 bytes; are they in bytes?");
   }
 }
 

@@ -52,11 +52,12 @@ TEST_SUITE("unit") {
     CHECK(both[3].parameters == 4001);
     CHECK(both[1].gradients == 14);
     costs.memory->optimizer_bytes = {1, 2};
-    CHECK(
-        Failure(
-            [&] { MemoryOf(PlanOf(MakeSpec("1f1b", 4, 8, Bytes(10, 4)), Level::kComm), costs); }) ==
-        "the costs give \"optimizer_bytes\" for 2 stages, this plan has 4; give one number (every "
-        "stage alike) or one for each stage");
+    CHECK(Failure([&] {
+            MemoryOf(PlanOf(MakeSpec("1f1b", 4, 8, Bytes(10, 4)), Level::kComm), costs);
+          }) ==
+          "`costs`: /memory/optimizer_bytes: is for 2 stages, this plan has 4; give one number "
+          "(every "
+          "stage alike) or one for each stage");
   }
 
   TEST_CASE("a peak is split where it is reached") {
@@ -98,7 +99,8 @@ TEST_SUITE("unit") {
     CHECK_FALSE(Verify(wrong).empty());
     costs.memory->stash_of.pop_back();
     CHECK(Failure([&] { Simulate(line, costs); }) ==
-          "\"w_stash_bytes\" has 3 entries, this plan has 4 stages; give one number (every stage "
+          "`costs`: /memory/w_stash_bytes: has 3 entries, this plan has 4 stages; give one number "
+          "(every stage "
           "alike) or one for each stage");
   }
 

@@ -309,7 +309,7 @@ TEST_SUITE("unit") {
         {With("\"microbatches\": 2,",
               "\"microbatches\": 2, \"costs\": {\"unit\": \"s\", \"stage\": {\"f\": 1, \"b\": 1, "
               "\"w\": 1}, \"microbatch_scale\": [1]},"),
-         "p.json: /costs: \"microbatch_scale\" has 1 entries, this plan has 2 micro-batches; give "
+         "p.json: /costs: /microbatch_scale: has 1 entries, this plan has 2 micro-batches; give "
          "one factor for each"},
         {With("\"F s0 m0\",\n", "\"F s0 m0\", 3,\n"), "p.json: /programs/0/1: must be a string"},
         {With("\"F s0 m0\"", "\"G s0 m0\""),

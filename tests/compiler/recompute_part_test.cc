@@ -66,12 +66,12 @@ TEST_SUITE("unit") {
     Spec spec = MakeSpec("1f1b", 2, 4, UniformCosts(1, 1, 1, 0));
     spec.recompute = ParseRecompute("experts:0");
     CHECK(Failure([&] { GeneratePlan(spec); }) ==
-          "`recompute` experts: the costs do not say how long that part of a stage takes; give "
-          "components (\"moe\")");
+          "`recompute` experts: `costs`: has no \"moe\", which says how long that part of a stage "
+          "takes; give it, or `recompute` full or auto");
     costs.memory->values.clear();
     CHECK(Failure([&] { BytesOfCell(costs, 0, true, RecomputePart::kExperts); }) ==
-          "the costs do not say what the components of a stage hold, so that `recompute` experts "
-          "has no bytes; give \"moe\" and \"memory\": {\"values\": {..}}");
+          "`recompute` experts: `costs`: /memory: has no \"values\", which say what the parts of a "
+          "layer hold; give costs that do, a `model`, or `recompute` full or auto");
   }
 }
 

@@ -139,9 +139,7 @@ TEST_SUITE("property") {
         // Only where one micro-batch alone is too much.
         REQUIRE(spec.memory_limit);
         CHECK(error.what() == "auto " + MemoryAdvice(spec));
-        if (spec.recompute.choice != Choice::kStages) {
-          CHECK(*LeastLimit(spec, true) > *spec.memory_limit);
-        }
+        CHECK(*LeastLimit(spec, spec.recompute) > *spec.memory_limit);
         ++refused;
         continue;
       }
@@ -189,9 +187,10 @@ TEST_SUITE("property") {
         CHECK(SerialPeak(candidate.frame, candidate.spec.costs, false) ==
               PeakOf(serial, candidate.spec.costs));
       }
-      for (const bool recomputed : {false, true}) {
-        spec.recompute = {.choice = recomputed ? Choice::kFull : Choice::kNone};
-        spec.memory_limit = LeastLimit(spec, recomputed);
+      const Recompute drawn = spec.recompute;
+      for (const Recompute& recompute : {Recompute{}, {.choice = Choice::kFull}, drawn}) {
+        spec.recompute = recompute;
+        spec.memory_limit = LeastLimit(spec, recompute);
         REQUIRE(spec.memory_limit);
         CheckPlan(GeneratePlan(spec), spec);
         if (*spec.memory_limit == 1) continue;
@@ -226,8 +225,13 @@ TEST_SUITE("unit") {
           "all stages recomputed, the limit is 40 bytes; raise it to 60");
     spec.recompute = {.choice = Choice::kStages, .stages = {1}};
     CHECK(Failure([&] { GeneratePlan(spec); }) ==
-          "auto does not fit `memory_limit`: one micro-batch alone holds more than 40 bytes on a "
-          "rank with these stages recomputed; raise it to 100, or to 60 with `recompute` auto");
+          "auto does not fit `memory_limit`: one micro-batch alone holds 100 bytes on a rank with "
+          "these stages recomputed, the limit is 40 bytes; raise it to 100, or to 60 with "
+          "`recompute` auto");
+    spec.recompute.stages = {0, 1};
+    CHECK(Failure([&] { GeneratePlan(spec); }) ==
+          "auto does not fit `memory_limit`: one micro-batch alone holds 60 bytes on a rank with "
+          "these stages recomputed, the limit is 40 bytes; raise it to 60");
     spec.recompute.stages = {3};
     CHECK(Failure([&] { GeneratePlan(spec); }) ==
           "`recompute`: there is no stage 3, the costs of auto describe 3 stages (0..2)");

@@ -9,6 +9,8 @@
 #include <vector>
 
 #include "compiler/lower/interleave.h"
+#include "compiler/plan/spec.h"
+#include "compiler/plan/value.h"
 #include "compiler/simulate/memory.h"
 #include "compiler/simulate/simulate.h"
 #include "schedules/compare.h"
@@ -57,6 +59,66 @@ TEST_SUITE("unit") {
     CHECK(Failure([&] { CompileWithin(forgetful, "1x"); }) == "accepted");
     CHECK_FALSE(Failure([&] { CompileWithin(spec, "4999"); }) == "accepted");
     CHECK(Failure([&] { CompileWithin(spec, "5000"); }) == "accepted");
+  }
+
+  TEST_CASE("the limit to raise it to is the least with what is recomputed") {
+    Spec spec = MakeSpec("1f1b", 2, 4, {});
+    spec.costs.moe = MoeCost{2, {3}, {5}, {7}, {11}, {1}, {1}, {1}, {1}, {1}, {1}};
+    DeriveChunkCosts(&spec.costs, Overlap::kAll);
+    spec.costs.memory = MemoryCost{.activation_bytes = 1000, .w_stash_bytes = 400};
+    spec.costs.memory->values.assign(kValueCount, 64);
+    spec.search = {.placement = Placement::kAny, .budget = 1'000'000};
+    const auto number_behind = [](const std::string& text, const std::string& words) {
+      std::string digits;
+      const size_t at = text.find(words);
+      REQUIRE(at != std::string::npos);
+      for (size_t i = at + words.size(); i < text.size() && text[i] != ' ' && text[i] != ';'; ++i) {
+        if (text[i] != ',') digits += text[i];
+      }
+      return std::stoll(digits);
+    };
+    for (const char* schedule : {"1f1b", "zb-1p", "auto"}) {
+      for (const char* recompute : {"auto", "full", "attention", "experts:0", "layers=1", "0"}) {
+        CAPTURE(schedule);
+        CAPTURE(recompute);
+        spec.schedule = schedule;
+        spec.recompute = ParseRecompute(recompute);
+        spec.memory_limit = 1;
+        const std::string why = Failure([&] { Compile(spec); });
+        spec.memory_limit = number_behind(why, "raise it to ");
+        CHECK(Failure([&] { Compile(spec); }) == "accepted");
+        spec.memory_limit = *spec.memory_limit - 1;
+        const std::string short_of_it = Failure([&] { Compile(spec); });
+        CHECK(number_behind(short_of_it, "raise it to ") == *spec.memory_limit + 1);
+        if (why.find(" and take auto, which then fits") == std::string::npos) continue;
+        spec.schedule = "auto";
+        spec.memory_limit = number_behind(why, ", or to ");
+        CHECK(Failure([&] { Compile(spec); }) == "accepted");
+      }
+    }
+  }
+
+  TEST_CASE("what does not fit a device is not told to do what it does") {
+    CostModel costs = UniformCosts(1, 1, 1);
+    costs.memory =
+        MemoryCost{.activation_bytes = 1000, .w_stash_bytes = 400, .parameter_bytes = {5000}};
+    costs.memory->input_bytes = 10;
+    const auto advice = [&](const char* schedule, const char* recompute) {
+      Spec spec = MakeSpec(schedule, 4, 8, costs);
+      spec.recompute = ParseRecompute(recompute);
+      spec.device_memory = 5100;
+      const std::string text = Failure([&] { Compile(spec); });
+      return text.substr(text.rfind("; ") + 2);
+    };
+    const std::string always = "use more `ranks`, `zero` with `data_parallel`";
+    CHECK(advice("1f1b", "none") == always + ", `recompute`, or another schedule");
+    CHECK(advice("1f1b", "0") == always + ", `recompute` auto, or another schedule");
+    CHECK(advice("1f1b", "auto") == always + ", or another schedule");
+    const std::string for_auto = "use more `ranks`, or `zero` with `data_parallel`";
+    CHECK(advice("auto", "none") == always + ", or `recompute`");
+    CHECK(advice("auto", "0") == always + ", or `recompute` auto");
+    CHECK(advice("auto", "auto") == for_auto);
+    CHECK(advice("auto", "full") == for_auto);
   }
 
   TEST_CASE("chunk costs follow from components where there are none") {

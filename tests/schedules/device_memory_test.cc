@@ -161,6 +161,13 @@ TEST_SUITE("unit") {
     }
     request.spec.device_memory = 20;
     CHECK(Advise(Compare(request)).schedule == "");
+    const auto ends = [&](const std::string& words) {
+      return Advise(Compare(request)).text.ends_with(words);
+    };
+    CHECK(ends("use more `ranks`, `zero` with `data_parallel`, or `recompute` auto"));
+    request.spec.costs.memory->input_bytes = 1;
+    request.spec.recompute = {.choice = Recompute::Choice::kAuto};
+    CHECK(ends("use more `ranks`, or `zero` with `data_parallel`"));
   }
 
   TEST_CASE("sizes in words") {

@@ -309,7 +309,8 @@ TEST_SUITE("unit") {
       spec.schedule = schedule->name;
       if (!schedule->reject(spec).empty()) continue;
       CHECK(Failure([&] { Compile(spec); }) ==
-            "\"microbatch_scale\" has 2 entries, this plan has 4 micro-batches; give one factor "
+            "`costs`: /microbatch_scale: has 2 entries, this plan has 4 micro-batches; give one "
+            "factor "
             "for each");
     }
   }

@@ -194,7 +194,7 @@ TEST_SUITE("unit") {
     CHECK(step({1, 0.5, 1, 1}) > step({1, 1, 1, 1}));
     spec.costs.ranks.pop_back();
     CHECK(Failure([&] { Compile(spec); }) ==
-          "`ranks` 4: the costs list 3 \"ranks\"; give one entry for each rank");
+          "`costs`: /ranks: lists 3 ranks, `ranks` is 4; give one entry for each rank");
   }
 
   TEST_CASE("ranks in files") {

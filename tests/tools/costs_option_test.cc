@@ -151,9 +151,18 @@ TEST_SUITE("unit") {
     plan.stages = plan.microbatches = 1;
     plan.layers = 2;
     CHECK(Failure([&] { CostsForPlan(DeepSeek(), plan); }) ==
-          "the costs have 4 layers a stage (\"layers_per_stage\"), this plan has 2");
+          "deepseek-v3-h800: /moe/layers_per_stage: is 4, this plan has 2 layers a stage");
     plan.layers = 4;
     CHECK(Failure([&] { CostsForPlan(DeepSeek(), plan); }) == "accepted");
+  }
+
+  TEST_CASE("an error about the costs names their file") {
+    const std::string why = "auto: `costs`: /ranks: lists 3 ranks, `ranks` is 4";
+    CHECK(WithCostsFile({.file = "a/b.json"}, why) ==
+          "auto: a/b.json: /ranks: lists 3 ranks, `ranks` is 4");
+    CHECK(WithCostsFile({.file = "-"}, "`costs`: x") == "standard input: x");
+    CHECK(WithCostsFile({}, why) == why);
+    CHECK(WithCostsFile(DeepSeek(), "such as `costs` moe-unit") == "such as `costs` moe-unit");
   }
 
   TEST_CASE("costs of chunks are refused where a plan has components") {

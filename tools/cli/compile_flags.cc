@@ -11,6 +11,7 @@
 #include "schedules/partition/stages.h"
 #include "schedules/published/rows.h"
 #include "schedules/registry.h"
+#include "schedules/search/candidates.h"
 #include "tools/cli/exit.h"
 #include "tools/cli/options.h"
 
@@ -177,6 +178,17 @@ void AddCompileOptions(CLI::App* app, CompileFlags* flags) {
       ->type_name("LEVEL");
 }
 
+void CheckChunks(const Spec& spec) {
+  const Placement placement = spec.search.placement;
+  if (spec.schedule != kAuto.name || spec.chunks == 0 || IsChoice(placement)) return;
+  const int chunks = StagesOf(spec, placement) / spec.ranks;
+  if (chunks == spec.chunks) return;
+  throw UsageError("--placement " + std::string(Name(placement)) + ": has " +
+                   std::to_string(chunks) + (chunks == 1 ? " stage" : " stages") +
+                   " a rank, --chunks is " + std::to_string(spec.chunks) +
+                   "; leave --chunks out, or give --placement interleaved or wave");
+}
+
 CompileRequest ResolveCompile(const CompileFlags& flags, std::vector<std::string>* assumed) {
   const Level level = ReadOption([&] { return ParseLevel(flags.level); });
   // The name first: nothing else matters if it is misspelt.
@@ -193,9 +205,11 @@ CompileRequest ResolveCompile(const CompileFlags& flags, std::vector<std::string
   Spec& spec = request.spec;
   ApplyDeviceMemory(flags.device_memory, &spec);
   ReadOption([&] {
-    CheckSpec(spec);
-    if (flags.memory_limit.empty()) return;
-    spec.memory_limit = MemoryLimitOf(spec, flags.memory_limit);
+    NamingCosts(flags.costs, [&] {
+      CheckSpec(spec);
+      if (flags.memory_limit.empty()) return;
+      spec.memory_limit = MemoryLimitOf(spec, flags.memory_limit);
+    });
   });
   return request;
 }

@@ -38,6 +38,10 @@ struct CompileRequest {
   CompileOptions options;
 };
 
+/// Throws UsageError where `auto` has one placement to search, of another number of stages a rank
+/// than the spec says.
+void CheckChunks(const Spec& spec);
+
 /// Reads the costs and the model that are named, and all values. Throws UsageError for a value that
 /// its option does not take, Error for what does not go together. `assumed` as for ResolveCosts.
 CompileRequest ResolveCompile(const CompileFlags& flags,

@@ -152,6 +152,14 @@ void AddCostsOptions(CLI::App* app, CostsOption* option, const std::string& othe
   AddOverlapOption(app, option);
 }
 
+std::string WithCostsFile(const CostsOption& option, const std::string& text) {
+  constexpr std::string_view kField = "`costs`: ";
+  const size_t at = option.file ? text.find(kField) : std::string::npos;
+  if (at == std::string::npos) return text;
+  const std::string file = *option.file == "-" ? "standard input" : *option.file;
+  return text.substr(0, at) + file + ": " + text.substr(at + kField.size());
+}
+
 void AddOverlapOption(CLI::App* app, CostsOption* option) {
   app->add_option("--overlap", option->overlap,
                   "how far MoE components overlap: published (only a forward with a\n"
@@ -258,10 +266,12 @@ CostModel CostsForPlan(const CostsOption& option, const Plan& plan,
     costs = StagesForPlan(costs, plan, OverlapOf(option, costs));
     if (option.comm) costs.comm = comm;
   }
-  costs = OnRanks(costs, plan);
-  CheckCosts(costs, plan.stages, plan.microbatches);
-  CheckLayers(plan, costs);
-  return costs;
+  return NamingCosts(option, [&] {
+    costs = OnRanks(costs, plan);
+    CheckCosts(costs, plan.stages, plan.microbatches);
+    CheckLayers(plan, costs);
+    return costs;
+  });
 }
 
 void AddDeviceMemoryOptions(CLI::App* app, DeviceMemoryOption* option) {
@@ -302,6 +312,11 @@ void ApplyDeviceMemory(const DeviceMemoryOption& option, Spec* spec) {
       throw UsageError("--zero: must be 0, 1 or 2, is " + std::to_string(*option.zero));
     }
     CheckShared(costs, *option.zero);
+    if (*option.zero > 0 && spec->data_parallel == 1) {
+      throw UsageError("--zero " + std::to_string(*option.zero) +
+                       ": is what replicas share, and there is one; give --data-parallel N, or "
+                       "leave --zero out");
+    }
     if (*option.zero > 0 && !costs.memory) costs.memory.emplace();
     if (costs.memory) costs.memory->zero = static_cast<int>(*option.zero);
   }

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "compiler/files/profiles.h"
+#include "compiler/plan/error.h"
 #include "compiler/plan/plan.h"
 #include "compiler/plan/spec.h"
 #include "compiler/plan/units.h"
@@ -39,6 +40,21 @@ inline constexpr const char* kCostsHelp =
     "deepseek-v3-h800, deepseek-v3-pp16, gemma-2-9b-pp8,\n"
     "gpt3-175b-pp16, kimi-k2-pp16, llama-3-405b-pp16,\n"
     "mixtral-8x22b-pp8, mixtral-8x7b-pp8 or moe-unit";
+
+/// What the library says, with the file of the costs in place of the field `costs`.
+std::string WithCostsFile(const CostsOption& option, const std::string& text);
+
+/// What `use` makes of the costs. An Error about them names their file.
+template <typename Use>
+auto NamingCosts(const CostsOption& option, Use use) {
+  try {
+    return use();
+  } catch (const Error& error) {
+    const std::string text = WithCostsFile(option, error.what());
+    if (text == error.what()) throw;
+    throw Error(text);
+  }
+}
 
 /// Adds those options to a command. `otherwise` says what is used where none of them is given.
 void AddCostsOptions(CLI::App* app, CostsOption* option, const std::string& otherwise);

@@ -60,14 +60,14 @@ std::vector<CompareRow> CompareUntilInterrupt(CompareRequest request, ProgressLi
 }
 
 /// Throws Error if no schedule takes any of the points, all for one reason.
-void RefuseWhatNoneTakes(std::span<const Point> points) {
+void RefuseWhatNoneTakes(const CostsOption& costs, std::span<const Point> points) {
   std::string reason;
   for (const Point& point : points) {
     const std::string why = RejectedByAll(point.request, point.rows);
     if (why.empty() || (!reason.empty() && why != reason)) return;
     reason = why;
   }
-  if (!reason.empty()) throw Error(reason);
+  if (!reason.empty()) throw Error(WithCostsFile(costs, reason));
 }
 
 /// The front of time against memory.
@@ -83,7 +83,7 @@ int RunPareto(const CompareCommand& options, CompareRequest request) {
   if (front.empty()) {
     request.no_auto = true;  // it finds nothing either
     const Point published{request, Compare(request)};
-    RefuseWhatNoneTakes({&published, 1});
+    RefuseWhatNoneTakes(options.costs, {&published, 1});
   }
   if (options.json) {
     WriteFile("-", FormatJson("compare", {{"front", FrontToJson(request, front)}}));
@@ -215,7 +215,7 @@ int Run(const CompareCommand& options) {
     }
   }
   const size_t missing = points.size() - compared;
-  if (missing == 0) RefuseWhatNoneTakes(points);
+  if (missing == 0) RefuseWhatNoneTakes(options.costs, points);
   const bool any = std::any_of(points.begin(), points.end(),
                                [](const Point& point) { return Shortest(point.rows) != nullptr; });
   points.erase(points.begin() + static_cast<std::ptrdiff_t>(compared), points.end());

@@ -37,6 +37,13 @@ void CheckPassName(const std::string& name) {
                    "; passes are " + list);
 }
 
+/// Throws UsageError if the pass does not run on the way to the level.
+void CheckPassRuns(const std::string& name, Level level) {
+  if (name.empty() || name == "all" || ParseLevel(name) <= level) return;
+  throw UsageError("--dump-after " + name + ": is no pass to --level " + std::string(Name(level)) +
+                   "; give --level " + name);
+}
+
 /// Prints the plan after each pass that is asked for and changed it.
 PassObserver Dumper(const std::string& dump_after) {
   if (dump_after.empty()) return {};
@@ -65,6 +72,8 @@ int RunCompile(const CompileCommand& options) {
                                                  {"--model", options.model.value_or("")}});
   CompileRequest request = ResolveCompile(options);
   const Spec& spec = request.spec;
+  CheckChunks(spec);
+  CheckPassRuns(options.dump_after, request.options.level);
   std::optional<ProgressLine> progress;
   if (options.dump_after.empty()) progress.emplace("compiling " + spec.schedule);
   std::optional<Interrupt> interrupt;
@@ -74,7 +83,7 @@ int RunCompile(const CompileCommand& options) {
         WatchSearch(Interrupt::stop(), progress ? &*progress : nullptr, spec.costs.unit);
   }
   request.options.observer = Dumper(options.dump_after);
-  const Plan plan = Compile(spec, request.options);
+  const Plan plan = NamingCosts(options.costs, [&] { return Compile(spec, request.options); });
   if (options.output == "-") progress.reset();
   WritePlanFile(options.output, plan);
   progress.reset();

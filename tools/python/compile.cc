@@ -32,8 +32,10 @@ std::shared_ptr<PlanObject> CompilePlan(py::kwargs keywords) {
         std::vector<std::string> said;
         const auto compiled = [&] {
           CompileRequest request = ResolveCompile(flags, &said);
+          // Of several placements some may have as many.
+          if (placements.size() < 2) CheckChunks(request.spec);
           request.options.control.stop = &stop;
-          return Compile(request.spec, request.options);
+          return NamingCosts(flags.costs, [&] { return Compile(request.spec, request.options); });
         };
         if (placements.empty()) return std::pair(std::make_shared<PlanObject>(compiled()), said);
         std::optional<Plan> best;

@@ -89,7 +89,7 @@ std::vector<Point> MakePoints(const CompareFlags& flags, std::vector<std::string
       point.request.memory_limit = limit;
       // What no schedule can be blamed for is an error and not a reason to reject it.
       ReadOption([&] {
-        CheckSpec(point.request.spec);
+        NamingCosts(flags.costs, [&] { CheckSpec(point.request.spec); });
         if (flags.memory_limit.empty()) return;
         ParseMemoryLimit(limit, point.request.spec, point.request.spec.ranks);
       });

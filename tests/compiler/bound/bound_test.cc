@@ -280,7 +280,7 @@ TEST_SUITE("unit") {
     const CostModel costs = TwoCosts(2, 3, 5);
     const Plan plan = Components(MakeSpec("1f1b", 2, 4, costs));
     CHECK(Failure([&] { LowerBound(plan, TwoCosts(3, 3, 5)); }) ==
-          "the costs have 3 layers a stage (\"layers_per_stage\"), this plan has 2");
+          "`costs`: /moe/layers_per_stage: is 3, this plan has 2 layers a stage");
     CHECK(Failure([&] { LowerBound(plan, UniformCosts(1, 1, 1)); }) ==
           "this plan has 2 layers a stage, and the costs have no components; give costs with "
           "\"moe\"");

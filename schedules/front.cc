@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <iterator>
+#include <map>
 #include <optional>
 #include <utility>
 
@@ -20,6 +22,10 @@ constexpr const char* kLimits[] = {"0.25x", "0.375x", "0.5x", "0.75x", "1x", "1.
 /// A search that has all of the memory there is needs no recompute.
 constexpr const char* kMostRecomputed = "1x";
 constexpr int kBudgetShare = 4;
+/// Between neighbours of which one takes at least so many times longer, and the other holds so many
+/// times more, limits are looked at, but no more than these.
+constexpr double kLonger = 1.03, kLarger = 1.01;
+constexpr int kMostBetween = 8;
 constexpr double kLess = 0.9, kMore = 1.1;
 
 Time Times(double factor, Time time) {
@@ -65,26 +71,31 @@ class FrontSearch {
       const std::optional<int64_t> amount = RungOf(limit);
       if (!amount) continue;
       if (most && *amount >= *most) break;
-      CompareRequest limited = request_;
+      CompareRequest limited = *amount > *LimitOf(kMostRecomputed) ? request_ : Freest();
       limited.memory_limit = limit;
       Offer(kAuto, limited);
-      if (!recomputes_ || *amount > *LimitOf(kMostRecomputed)) continue;
-      if (offloads_) {
-        CompareRequest away = limited;
-        away.spec.offload.choice = Offload::Choice::kAuto;
-        Offer(kAuto, away);
+    }
+    for (int i = 0; i < kMostBetween && !request_.control.stopped(); ++i) {
+      const std::optional<int64_t> limit = Between();
+      if (!limit) return;
+      CompareRequest limited = Freest();
+      if (CountsBytes(limited.spec.costs)) {
+        limited.spec.device_memory = *limit;
+      } else {
+        limited.memory_limit = std::to_string(*limit);
       }
-      limited.spec.recompute.choice = Recompute::Choice::kAuto;
       Offer(kAuto, limited);
+      asked_for_.push_back(*limit);
     }
   }
 
-  std::vector<FrontPoint> Front() {
-    std::stable_sort(points_.begin(), points_.end(), [](const auto& a, const auto& b) {
+  std::vector<FrontPoint> Front() const {
+    std::vector<FrontPoint> points = points_;
+    std::stable_sort(points.begin(), points.end(), [](const auto& a, const auto& b) {
       return std::pair(a.memory, a.row.makespan()) < std::pair(b.memory, b.row.makespan());
     });
     std::vector<FrontPoint> front;
-    for (FrontPoint& point : points_) {
+    for (FrontPoint& point : points) {
       if (!front.empty() && point.row.makespan() >= front.back().row.makespan()) continue;
       front.push_back(std::move(point));
     }
@@ -96,6 +107,42 @@ class FrontSearch {
     CompareRequest request = request_;
     request.spec.recompute.choice = choice;
     return request;
+  }
+
+  /// All that the costs know how to choose is.
+  CompareRequest Freest() const {
+    CompareRequest request = request_;
+    if (recomputes_) request.spec.recompute.choice = Recompute::Choice::kAuto;
+    if (offloads_) request.spec.offload.choice = Offload::Choice::kAuto;
+    return request;
+  }
+
+  /// A limit in the middle of where the front drops most; nothing where it drops little.
+  std::optional<int64_t> Between() const {
+    // What the shortest takes that holds no more than this; where that was looked for, and there is
+    // no point, it is the point before.
+    std::map<double, Time> steps;
+    for (const FrontPoint& point : Front()) steps[point.memory] = point.row.makespan();
+    for (const int64_t limit : asked_for_) {
+      const auto after = steps.upper_bound(static_cast<double>(limit));
+      if (after != steps.begin()) steps.emplace(limit, std::prev(after)->second);
+    }
+    std::optional<int64_t> best;
+    double most = 0;
+    for (auto at = steps.begin(); at != steps.end() && std::next(at) != steps.end(); ++at) {
+      const auto& [less, longer] = *at;
+      const auto& [more, shorter] = *std::next(at);
+      const double times = static_cast<double>(longer) / static_cast<double>(shorter);
+      const double drop = std::log(times) * std::log(more / less);
+      const auto middle = static_cast<int64_t>((less + more) / 2);
+      if (times < kLonger || more < kLarger * less || static_cast<double>(middle) <= less ||
+          drop <= most) {
+        continue;
+      }
+      most = drop;
+      best = middle;
+    }
+    return best;
   }
 
   std::optional<int64_t> LimitOf(const std::string& text) const {
@@ -124,13 +171,15 @@ class FrontSearch {
     if (!row.report || !row.fits) return;
     const double memory = MemoryOfRow(row, request);
     const bool searched = &schedule == &kAuto;
-    points_.push_back({std::move(row), memory, searched ? request.memory_limit : ""});
+    points_.push_back({std::move(row), memory, searched ? request.memory_limit : "",
+                       searched ? request.spec.device_memory : std::nullopt});
   }
 
   CompareRequest request_;
   std::optional<CompareRequest> asked_;  // where that leaves recompute or offload to choose
   const std::function<void(std::string_view)>& started_;
   bool recomputes_ = false, offloads_ = false;
+  std::vector<int64_t> asked_for_;  // limits between points
   std::vector<FrontPoint> points_;
 };
 

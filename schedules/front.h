@@ -1,6 +1,8 @@
 #pragma once
 
+#include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -15,13 +17,16 @@ struct FrontPoint {
   /// Bytes of all that the fullest rank holds or, where the costs do not say what activations take,
   /// the most activations of a whole rank's layers.
   double memory = 0;
-  std::string memory_limit = {};  ///< that `auto` was given, as "0.5x"; "" for none
+  std::string memory_limit = {};              ///< that `auto` was given, as "0.5x"; "" for none
+  std::optional<int64_t> device_memory = {};  ///< likewise
 };
 
 /// The ways to run the model of a request of which none is both shorter and smaller: of all
-/// published schedules and of `auto` at limits from 0.25x to 2x (within the request's own), each
-/// with and without recompute where the costs say what that holds, and `auto` with offloading where
-/// they have a link to the host. By memory, the smallest first.
+/// published schedules and of `auto` at limits from 0.25x to 2x (within the request's own), then at
+/// up to eight more, each in the middle of the two points between which the front drops most: of
+/// activations or, where the costs give bytes, of all that a rank holds. With recompute where the
+/// costs say what that holds, and for `auto` with offloading where they have a link to the host.
+/// By memory, the smallest first.
 /// `auto` has a quarter of the request's budget for each of these limits. Calls `started` with what
 /// comes next.
 std::vector<FrontPoint> ParetoFront(const CompareRequest& request,

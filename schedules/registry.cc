@@ -58,25 +58,9 @@ Plan GenerateOnce(const Schedule& schedule, const Spec& spec, const SearchContro
                              : GenerateRecomputed(schedule, spec, Room::kOfOrder, control);
 }
 
-/// `limit`: what was asked for, where the spec has one that is sure to fit its devices.
-Plan GenerateFromStages(const Schedule& schedule, const Spec& spec, std::optional<int64_t> limit,
-                        const SearchControl& control) {
-  const bool plain = spec.offload.choice == Offload::Choice::kNone &&
-                     spec.recompute.choice == Recompute::Choice::kNone;
-  // Where layers became these stages, their partition is judged with and without.
-  const bool layered = &schedule != &kAuto && !spec.costs.partition.empty();
-  if (plain || layered) return GenerateOnce(schedule, spec, control);
-  if (&schedule != &kAuto) {
-    Spec by = spec;
-    by.memory_limit = limit;
-    PlanChoice choice(by);
-    bool possible = true;  // as asked for, which comes last
-    for (const Spec& one : WithoutAndWith(spec)) {
-      possible = choice.Offer([&] { return GenerateOnce(schedule, one, control); });
-    }
-    return choice.Take(possible);
-  }
-  // What is recomputed or goes to the host is chosen with the order.
+/// What is recomputed or goes to the host is chosen with the order, so all of it is repeated with
+/// ever larger budgets.
+Plan GenerateWithBudgets(const Schedule& schedule, const Spec& spec, const SearchControl& control) {
   std::optional<Plan> best;
   std::optional<Error> why_not;
   PlanWorth least;
@@ -97,6 +81,38 @@ Plan GenerateFromStages(const Schedule& schedule, const Spec& spec, std::optiona
   if (!best) throw *why_not;
   best->provenance->budget = spec.search.budget;
   return std::move(*best);
+}
+
+/// `limit`: what was asked for, where the spec has one that is sure to fit its devices.
+Plan GenerateFromStages(const Schedule& schedule, const Spec& spec, std::optional<int64_t> limit,
+                        const SearchControl& control) {
+  const bool plain = spec.offload.choice == Offload::Choice::kNone &&
+                     spec.recompute.choice == Recompute::Choice::kNone;
+  // Where layers became these stages, their partition is judged with and without.
+  const bool layered = &schedule != &kAuto && !spec.costs.partition.empty();
+  if (plain || layered) return GenerateOnce(schedule, spec, control);
+  if (&schedule != &kAuto) {
+    Spec by = spec;
+    by.memory_limit = limit;
+    PlanChoice choice(by);
+    bool possible = true;  // as asked for, which comes last
+    for (const Spec& one : WithoutAndWith(spec)) {
+      possible = choice.Offer([&] { return GenerateOnce(schedule, one, control); });
+    }
+    return choice.Take(possible);
+  }
+  PlanChoice choice(spec);
+  // To recompute is first not to, and to offload is first to keep; but where both are searched
+  // together, offloading alone is not. Of layers that is looked at for all partitions.
+  const bool together = spec.offload.choice != Offload::Choice::kNone &&
+                        spec.recompute.choice == Recompute::Choice::kAuto;
+  Spec away = spec;
+  away.recompute = {};
+  if (together && spec.costs.partition.empty()) {
+    choice.Offer([&] { return GenerateWithBudgets(schedule, away, control); });
+  }
+  choice.Offer([&] { return GenerateWithBudgets(schedule, spec, control); });
+  return choice.Take();
 }
 
 }  // namespace

@@ -16,6 +16,7 @@
 #include "schedules/partition/staged.h"
 #include "schedules/published/placement.h"
 #include "schedules/published/rows.h"
+#include "schedules/recompute/recompute.h"
 #include "schedules/search/candidates.h"
 #include "schedules/search/portfolio.h"
 
@@ -151,6 +152,26 @@ Spec OfShape(const Spec& spec, const Shape& shape) {
   return of;
 }
 
+/// Throws Error if the costs do not say what recompute and offloading of the spec need to know.
+void CheckBought(const Spec& spec, const SearchControl& control) {
+  LayerStages& layers = control.made->StagesOf(spec.costs, OverlapOf(spec));
+  Spec even = spec;
+  even.costs = layers.Make(EvenPartition(layers.layers(), spec.ranks));
+  if (spec.recompute.choice != Recompute::Choice::kNone) CheckRecomputeLimit(even);
+  CheckHostCost(even.costs, spec.offload.choice != Offload::Choice::kNone);
+}
+
+/// True where no order of any partition takes less than `step`.
+bool Proves(const Spec& of, const SearchControl& control, Time step) {
+  if (of.search.components) return false;
+  LayerStages& layers = control.made->StagesOf(of.costs, OverlapOf(of));
+  Spec even = of;
+  even.costs = layers.Make(EvenPartition(layers.layers(), of.ranks * of.chunks));
+  const std::vector<Candidate> candidates = CandidatesOf(even);
+  return !candidates.empty() &&
+         BoundOfPartitions(of, &layers, candidates.front().frame, step).value >= step;
+}
+
 Plan Searched(const Spec& spec, const SearchControl& control) {
   const std::vector<Shape> shapes = ShapesOf(spec);
   if (shapes.empty()) {
@@ -159,9 +180,30 @@ Plan Searched(const Spec& spec, const SearchControl& control) {
                 " layers on " + std::to_string(spec.ranks) +
                 " ranks; give another `placement` or `chunks`");
   }
-  std::vector<Spec> specs;
-  for (const Shape& shape : shapes) specs.push_back(OfShape(spec, shape));
-  Plan plan = SearchShapes(specs, control).plan;
+  CheckBought(spec, control);
+  // Partitions are chosen for what is recomputed or goes to the host, so that what is searched
+  // without may be shorter; where memory has no limit, nothing needs either.
+  std::vector<Spec> ways = WithoutAndWith(spec);
+  if (!spec.memory_limit && DevicesOf(spec).empty()) ways.resize(1);
+  PlanChoice choice(spec);
+  std::optional<Time> shortest;
+  for (const Spec& way : ways) {
+    if (shortest && control.stopped()) break;
+    std::vector<Spec> specs;
+    for (const Shape& shape : shapes) {
+      Spec of = OfShape(way, shape);
+      if (!shortest || !Proves(of, control, *shortest)) specs.push_back(std::move(of));
+    }
+    if (specs.empty()) continue;
+    choice.Offer([&] {
+      FoundPlan found = SearchShapes(specs, control);
+      if (FitsMemory(found.plan, *found.plan.costs, spec)) {
+        shortest = std::min(found.step, shortest.value_or(found.step));
+      }
+      return std::move(found.plan);
+    });
+  }
+  Plan plan = choice.Take();
   plan.provenance->budget = spec.search.budget;
   return plan;
 }

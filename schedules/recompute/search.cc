@@ -31,8 +31,9 @@ constexpr int64_t kSearches = 4;
 /// Orders that moves must have time to look at, for each instruction of one, to be worth it.
 constexpr int64_t kOrdersEach = 8;
 
-/// A search without recompute has this part of the budget first, and all of it only where that
-/// gives a step that is longer by no more than this percentage.
+/// Layers are searched without recompute as well, for all partitions. So one of them has this part
+/// of the budget for that first, and all of it only where that gives a step that is longer by no
+/// more than this percentage.
 constexpr int64_t kFirstPlain = 4, kHopeless = 25;
 
 /// How the budget of a candidate is shared out.
@@ -265,8 +266,10 @@ Plan GenerateSearchedRecomputed(const Spec& spec, const SearchControl& control) 
   std::optional<Error> first_error;
   std::vector<Candidate> candidates = CandidatesOf(spec);
   const bool freely = spec.recompute.choice == Recompute::Choice::kAuto;
-  if (freely) OfferPlain(spec, spec.search.budget / kFirstPlain, candidates, &shortest);
-  const Time plain = shortest.best() ? shortest.step() : 0;
+  const bool of_layers = !spec.costs.partition.empty();
+  const int64_t budget = spec.search.budget;
+  if (freely) OfferPlain(spec, of_layers ? budget / kFirstPlain : budget, candidates, &shortest);
+  const Time plain = of_layers && shortest.best() ? shortest.step() : 0;
   for (Candidate& candidate : candidates) {
     candidate.spec.recompute =
         RepartitionRecompute(spec.recompute, CostStages(spec), candidate.frame.stages);
@@ -301,7 +304,7 @@ Plan GenerateSearchedRecomputed(const Spec& spec, const SearchControl& control) 
   if (plain > 0 && plain - shortest.step() <= shortest.step() / 100 * kHopeless &&
       !shortest.stopped()) {
     ShortestStep longer(spec, control);
-    OfferPlain(spec, spec.search.budget, candidates, &longer);
+    OfferPlain(spec, budget, candidates, &longer);
     // Of two as long the one that recomputes nothing.
     if (longer.best() && longer.step() <= shortest.step())
       shortest.best() = std::move(longer.best());

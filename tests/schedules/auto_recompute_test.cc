@@ -16,6 +16,7 @@
 #include "schedules/search/candidates.h"
 #include "tests/support/failure.h"
 #include "tests/support/naive.h"
+#include "tests/support/random_layers.h"
 #include "tests/support/sanitized.h"
 #include "tests/support/support.h"
 
@@ -123,7 +124,76 @@ bool NoLongerThanPlain(Spec spec, Time step) {
   }
 }
 
+/// What a step takes; nothing where none fits.
+std::optional<Time> StepOf(const Spec& spec) {
+  try {
+    const Plan plan = GeneratePlan(spec);
+    return StepOf(plan, *plan.costs);
+  } catch (const Error&) {
+    return std::nullopt;
+  }
+}
+
+/// A spec of auto in a limited memory: layers, or stages alike in what they hold, and a host.
+Spec DrawLimited(std::mt19937_64* random, bool layered) {
+  const auto ranks = static_cast<int>(Draw(random, 2, 3));
+  Spec spec = MakeSpec("auto", ranks, static_cast<int>(Draw(random, 2, 6)), {});
+  int64_t activations = 0;  // of a micro-batch in all stages
+  if (layered) {
+    const auto layers = static_cast<int>(ranks * Draw(random, 2, 3) + Draw(random, 0, 3));
+    spec.costs = RandomLayers(random, layers, true);
+    for (LayerCost& layer : spec.costs.layers) {
+      layer.activation_bytes = 2 + Draw(random, 0, 18);
+      layer.w_stash_bytes = Draw(random, 0, layer.activation_bytes);
+      layer.output_bytes = Draw(random, 1, 2);
+      activations += layer.repeat * layer.activation_bytes;
+    }
+  } else {
+    spec.costs = RandomCosts(random, ranks, spec.microbatches);
+    spec.costs.memory = {.activation_bytes = 20, .w_stash_bytes = Draw(random, 0, 20)};
+    spec.costs.memory->input_bytes = Draw(random, 1, 4);
+    activations = 20 * ranks;
+  }
+  spec.costs.host = HostCost{.latency = Draw(random, 1, 30)};
+  spec.search.placement = Draw(random, 0, 1) == 0 ? Placement::kLinear : Placement::kV;
+  spec.search.budget = 1'000'000;
+  spec.memory_limit = activations * Draw(random, 4, 15) / 10;
+  return spec;
+}
+
 TEST_SUITE("property") {
+  TEST_CASE("what auto may choose freely makes no step longer, of layers or of stages") {
+    int shorter = 0;
+    const auto compare = [&](const std::optional<Time>& freer, const std::optional<Time>& than) {
+      if (!than) return;
+      REQUIRE(freer);
+      CHECK(*freer <= *than);
+      shorter += *freer < *than;
+    };
+    for (const bool layered : {false, true}) {
+      std::mt19937_64 random(6);
+      for (int round = 0; round < CasesToDraw(32); ++round) {
+        const Spec spec = DrawLimited(&random, layered);
+        CAPTURE(layered);
+        CAPTURE(round);
+        std::optional<Time> steps[2][2];  // with recompute, with offload
+        for (const bool recompute : {false, true}) {
+          for (const bool offload : {false, true}) {
+            Spec with = spec;
+            if (recompute) with.recompute.choice = Choice::kAuto;
+            if (offload) with.offload.choice = Offload::Choice::kAuto;
+            steps[recompute][offload] = StepOf(with);
+          }
+        }
+        compare(steps[1][0], steps[0][0]);
+        compare(steps[0][1], steps[0][0]);
+        compare(steps[1][1], steps[1][0]);
+        compare(steps[1][1], steps[0][1]);
+      }
+    }
+    CHECK((kSanitized || shorter > 40));
+  }
+
   TEST_CASE("auto with recompute is sound and never longer than what is published with it") {
     std::mt19937_64 random(23);
     int compared = 0, shorter = 0, refused = 0, recomputed = 0, plain = 0;

@@ -10,6 +10,7 @@
 #include "compiler/plan/error.h"
 #include "compiler/verify/verify.h"
 #include "schedules/compare.h"
+#include "schedules/published/rows.h"
 #include "schedules/registry.h"
 #include "tests/support/failure.h"
 #include "tests/support/sanitized.h"
@@ -74,6 +75,46 @@ TEST_SUITE("property") {
     }
     CHECK(points > 12);
     CHECK(recomputed > 2);
+  }
+
+  TEST_CASE("no compile within what a rank holds in all beats a front by much") {
+    std::mt19937_64 random(12);
+    double sum = 0, worst = 1;
+    int compared = 0;
+    for (int round = 0; round < CasesToDraw(6); ++round) {
+      CompareRequest request = RandomRequest(&random);
+      request.spec.costs.memory = {.activation_bytes = 1000 + 10 * (round % 3),
+                                   .w_stash_bytes = 400,
+                                   .parameter_bytes = {3000}};
+      request.spec.costs.memory->input_bytes = 100;
+      request.spec.search.placement = Placement::kAny;
+      const std::vector<FrontPoint> front = ParetoFront(request);
+      REQUIRE(front.size() > 1);
+      for (const FrontPoint& point : front) {
+        if (!point.device_memory) continue;
+        CHECK(point.memory <= static_cast<double>(*point.device_memory));
+      }
+      request.spec.search.budget /= 4;
+      request.spec.recompute.choice = Recompute::Choice::kAuto;
+      const double least = front.front().memory, most = front.back().memory;
+      for (const double share : {0.0, 0.2, 0.4, 0.6, 0.8, 1.0}) {
+        const double device = least + (most - least) * share;
+        request.spec.device_memory = static_cast<int64_t>(device);
+        const CompareRow row = CompareSchedule(kAuto, request);
+        REQUIRE(row.report);
+        REQUIRE(row.fits);
+        const auto above = std::ranges::find_if(
+            front, [&](const FrontPoint& point) { return point.memory > device; });
+        const double ratio = static_cast<double>(std::prev(above)->row.makespan()) /
+                             static_cast<double>(row.makespan());
+        worst = std::max(worst, ratio);
+        sum += ratio;
+        ++compared;
+      }
+    }
+    MESSAGE("a front is at most " << worst << " times longer, " << sum / compared << " on average");
+    CHECK(worst < 1.04);
+    CHECK(sum / compared < 1.006);
   }
 
   TEST_CASE("what would help is what a comparison with that cost says") {

@@ -79,6 +79,7 @@ Json FrontToJson(const CompareRequest& request, std::span<const FrontPoint> fron
     Json row = RowToJson(point.row, recomputed);
     row["memory"] = point.memory;
     if (!point.memory_limit.empty()) row["memory_limit"] = point.memory_limit;
+    if (point.device_memory) row["device_memory"] = *point.device_memory;
     array.push_back(std::move(row));
   }
   return array;

@@ -172,6 +172,57 @@ bool Proves(const Spec& of, const SearchControl& control, Time step) {
          BoundOfPartitions(of, &layers, candidates.front().frame, step).value >= step;
 }
 
+/// What is searched without recompute or offloading has this part of the budget at first, and all
+/// of it unless its step is longer than the shortest by more than this percentage of it.
+constexpr int64_t kFirstWithout = 4, kHopeless = 10;
+
+/// Shapes, in each way to use what a spec leaves open: partitions are chosen for what is recomputed
+/// or goes to the host, so that what is searched without may be shorter.
+class WaySearch {
+ public:
+  WaySearch(const Spec& spec, const std::vector<Shape>& shapes, const SearchControl& control)
+      : spec_(spec), shapes_(shapes), control_(control), choice_(spec) {}
+
+  /// The step of what is found, if it fits.
+  std::optional<Time> Try(Spec way, int64_t budget) {
+    if (shortest_ && control_.stopped()) return std::nullopt;
+    way.search.budget = budget;
+    std::vector<Spec> specs;
+    for (const Shape& shape : shapes_) {
+      Spec of = OfShape(way, shape);
+      if (!shortest_ || !Proves(of, control_, *shortest_)) specs.push_back(std::move(of));
+    }
+    if (specs.empty()) return std::nullopt;
+    std::optional<Time> step;
+    choice_.Offer([&] {
+      FoundPlan found = SearchShapes(specs, control_);
+      if (FitsMemory(found.plan, *found.plan.costs, spec_)) {
+        step = found.step;
+        shortest_ = std::min(found.step, shortest_.value_or(found.step));
+      }
+      return std::move(found.plan);
+    });
+    return step;
+  }
+
+  /// Of what fits; there must be something.
+  Time shortest() const { return *shortest_; }
+
+  /// Throws the Error of the last way where there is no plan.
+  Plan Take() {
+    Plan plan = choice_.Take();
+    plan.provenance->budget = spec_.search.budget;
+    return plan;
+  }
+
+ private:
+  const Spec& spec_;
+  const std::vector<Shape>& shapes_;
+  const SearchControl& control_;
+  PlanChoice choice_;
+  std::optional<Time> shortest_;
+};
+
 Plan Searched(const Spec& spec, const SearchControl& control) {
   const std::vector<Shape> shapes = ShapesOf(spec);
   if (shapes.empty()) {
@@ -181,31 +232,20 @@ Plan Searched(const Spec& spec, const SearchControl& control) {
                 " ranks; give another `placement` or `chunks`");
   }
   CheckBought(spec, control);
-  // Partitions are chosen for what is recomputed or goes to the host, so that what is searched
-  // without may be shorter; where memory has no limit, nothing needs either.
   std::vector<Spec> ways = WithoutAndWith(spec);
+  // Where memory has no limit, nothing needs to be recomputed or to go to the host.
   if (!spec.memory_limit && DevicesOf(spec).empty()) ways.resize(1);
-  PlanChoice choice(spec);
-  std::optional<Time> shortest;
-  for (const Spec& way : ways) {
-    if (shortest && control.stopped()) break;
-    std::vector<Spec> specs;
-    for (const Shape& shape : shapes) {
-      Spec of = OfShape(way, shape);
-      if (!shortest || !Proves(of, control, *shortest)) specs.push_back(std::move(of));
-    }
-    if (specs.empty()) continue;
-    choice.Offer([&] {
-      FoundPlan found = SearchShapes(specs, control);
-      if (FitsMemory(found.plan, *found.plan.costs, spec)) {
-        shortest = std::min(found.step, shortest.value_or(found.step));
-      }
-      return std::move(found.plan);
-    });
+  WaySearch search(spec, shapes, control);
+  std::vector<std::pair<const Spec*, Time>> again;
+  for (size_t i = 0; i + 1 < ways.size(); ++i) {
+    const std::optional<Time> step = search.Try(ways[i], spec.search.budget / kFirstWithout);
+    if (step) again.emplace_back(&ways[i], *step);
   }
-  Plan plan = choice.Take();
-  plan.provenance->budget = spec.search.budget;
-  return plan;
+  search.Try(ways.back(), spec.search.budget);
+  for (const auto& [way, step] : again) {
+    if (step / 100 * (100 - kHopeless) <= search.shortest()) search.Try(*way, spec.search.budget);
+  }
+  return search.Take();
 }
 
 }  // namespace

@@ -31,11 +31,6 @@ constexpr int64_t kSearches = 4;
 /// Orders that moves must have time to look at, for each instruction of one, to be worth it.
 constexpr int64_t kOrdersEach = 8;
 
-/// Layers are searched without recompute as well, for all partitions. So one of them has this part
-/// of the budget for that first, and all of it only where that gives a step that is longer by no
-/// more than this percentage.
-constexpr int64_t kFirstPlain = 4, kHopeless = 25;
-
 /// How the budget of a candidate is shared out.
 struct Shares {
   int64_t search = 0;  ///< for each search
@@ -239,10 +234,8 @@ void OfferExact(const Candidate& candidate, Time bound, int64_t budget, Shortest
 }
 
 /// Without any recompute, for which it is asked only where it shortens the step.
-void OfferPlain(Spec spec, int64_t budget, const std::vector<Candidate>& candidates,
-                ShortestStep* shortest) {
+void OfferPlain(Spec spec, const std::vector<Candidate>& candidates, ShortestStep* shortest) {
   spec.recompute = {};
-  spec.search.budget = budget;
   try {
     Plan plan = GenerateOrder(kAuto, spec, shortest->control());
     const auto made = std::find_if(candidates.begin(), candidates.end(), [&](const Candidate& c) {
@@ -266,10 +259,8 @@ Plan GenerateSearchedRecomputed(const Spec& spec, const SearchControl& control) 
   std::optional<Error> first_error;
   std::vector<Candidate> candidates = CandidatesOf(spec);
   const bool freely = spec.recompute.choice == Recompute::Choice::kAuto;
-  const bool of_layers = !spec.costs.partition.empty();
-  const int64_t budget = spec.search.budget;
-  if (freely) OfferPlain(spec, of_layers ? budget / kFirstPlain : budget, candidates, &shortest);
-  const Time plain = of_layers && shortest.best() ? shortest.step() : 0;
+  // Layers are searched without in all partitions.
+  if (freely && spec.costs.partition.empty()) OfferPlain(spec, candidates, &shortest);
   for (Candidate& candidate : candidates) {
     candidate.spec.recompute =
         RepartitionRecompute(spec.recompute, CostStages(spec), candidate.frame.stages);
@@ -300,14 +291,6 @@ Plan GenerateSearchedRecomputed(const Spec& spec, const SearchControl& control) 
     }
     shortest.Take(&own);
     if (shortest.stopped()) break;
-  }
-  if (plain > 0 && plain - shortest.step() <= shortest.step() / 100 * kHopeless &&
-      !shortest.stopped()) {
-    ShortestStep longer(spec, control);
-    OfferPlain(spec, budget, candidates, &longer);
-    // Of two as long the one that recomputes nothing.
-    if (longer.best() && longer.step() <= shortest.step())
-      shortest.best() = std::move(longer.best());
   }
   // What an order without recompute lacks is no news.
   const bool devices = !shortest.best() && !DevicesOf(spec).empty();

@@ -155,18 +155,18 @@ Plan CompileForTarget(const Spec& spec, const CompileOptions& options) {
 void CheckPart(const Spec& spec, Level level) {
   if (spec.recompute.part == RecomputePart::kFull || spec.costs.layers.empty()) return;
   const std::string what = "`recompute` " + std::string(Name(spec.recompute.part)) + ": ";
-  if (!spec.costs.memory || spec.costs.memory->values.empty()) {
-    throw Error(what +
-                "`costs`: /layers: no key of a layer says what a part of it holds; give "
-                "`recompute` full, auto or layers=N" +
+  if (!KnowParts(spec.costs)) {
+    throw Error(what + "`costs`: /layers: " +
                 (HasComponents(spec.costs.layers)
-                     ? ", or the `model` of these layers with `level` component"
-                     : ""));
+                     ? "no layer has \"values\", which say what its parts hold; give them"
+                     : "no layer has \"moe\" or \"dense\", which say what its parts take; give "
+                       "them, with \"values\"") +
+                ", or `recompute` full, auto or layers=N");
   }
-  if (level >= Level::kComponent) return;
+  if (level < Level::kBuffer) return;
   throw Error(what +
-              "where costs have \"layers\", plans have their parts from `level` component on; give "
-              "that");
+              "`level` buffer has no values of a part that runs again; give `level` "
+              "component, or `recompute` full");
 }
 
 }  // namespace
@@ -186,8 +186,13 @@ Plan Compile(Spec spec, const CompileOptions& options) {
   spec = WithStages(std::move(spec));
   if (!spec.costs.layers.empty()) spec.costs.derived = overlap;
   CheckPart(spec, options.level);
-  // Without bytes of their values layers are opaque in memory.
+  // Without bytes of their values, alike of all, layers are opaque in memory.
   const bool values = spec.costs.memory && !spec.costs.memory->values.empty();
+  if (options.level == Level::kBuffer && !values) {
+    for (LayerCost& layer : spec.costs.layers) {
+      if (layer.moe) layer.moe->values.clear();
+    }
+  }
   const bool layers =
       HasComponents(spec.costs.layers) && (options.level == Level::kComponent || values);
   spec.search.components = options.level >= Level::kComponent && (spec.costs.moe || layers);
@@ -195,7 +200,7 @@ Plan Compile(Spec spec, const CompileOptions& options) {
   // A searched plan may have other stages than the costs: then it brings its own, and its limit.
   CostModel costs = plan.costs ? *plan.costs : spec.costs;
   // The layers of a model made these; what nothing goes by need not be in the file.
-  if (!costs.partition.empty() && !RecomputedCells(plan).in_layers()) costs.shares.clear();
+  if (!costs.partition.empty()) LeaveOutUnused(plan, spec.search.components, &costs);
   // On a device its limit is what the fullest rank leaves; others may hold more.
   const bool searched = plan.provenance && plan.provenance->memory_limit && DevicesOf(spec).empty();
   const std::optional<int64_t> limit = searched ? plan.provenance->memory_limit : spec.memory_limit;

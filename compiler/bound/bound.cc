@@ -87,7 +87,7 @@ RouteWork WorkOfRoute(const Route& route, const CostModel& costs,
 /// that are recomputed with its input, or less.
 void CheckMemoryLimit(const MemoryLimit& memory, const Plan& plan, const CostModel& costs,
                       const RecomputedCells& recomputed) {
-  const std::vector<CellBytes> cells = BytesOfCells(costs, plan.stages, recomputed.extents());
+  const std::vector<CellBytes> cells = BytesOfCells(costs, recomputed, plan.stages);
   for (const Route& route : plan.routes) {
     if (route.microbatches.empty()) continue;
     // Of each rank: what its stages so far hold, and the most that one of them needs.

@@ -156,13 +156,94 @@ void AddComponents(const MoeCost& moe, Unit unit, Json* object) {
   }
 }
 
+std::vector<ValueBytes> ReadValues(const JsonCursor& values, int layers) {
+  std::vector<std::string_view> known;
+  for (size_t v = 0; v < kValueCount; ++v) known.push_back(Name(static_cast<Value>(v)));
+  values.Keys("an object with the bytes of a layer's values", known);
+  std::vector<ValueBytes> bytes(static_cast<size_t>(std::max(layers, 1)));
+  for (size_t v = 0; v < kValueCount; ++v) {
+    const std::optional<JsonCursor> field = values.Optional(known[v]);
+    if (!field) continue;
+    const bool list = layers > 0 && field->IsArray();
+    if (list && field->Size("") != bytes.size()) {
+      field->Fail("must be one number or a list with one for each of the " +
+                  std::to_string(layers) + " layers, has " + std::to_string(field->Size("")) +
+                  " entries");
+    }
+    for (size_t l = 0; l < bytes.size(); ++l)
+      bytes[l][v] = ReadBytes(list ? field->Item(l) : *field);
+  }
+  JoinAlike(&bytes);
+  return bytes;
+}
+
+Json ValuesToJson(const std::vector<ValueBytes>& values) {
+  Json object = Json::object();
+  for (size_t v = 0; v < kValueCount; ++v) {
+    if (std::ranges::all_of(values, [v](const ValueBytes& layer) { return layer[v] == 0; }))
+      continue;
+    Json& field = object[Name(static_cast<Value>(v))];
+    if (values.size() == 1) {
+      field = values[0][v];
+      continue;
+    }
+    field = Json::array();
+    for (const ValueBytes& layer : values) field.push_back(layer[v]);
+  }
+  return object;
+}
+
 namespace {
 
+/// What a layer that has these values holds, if it does not say that itself.
+void AddValues(const JsonCursor& layer, const JsonCursor& field, LayerCost* cost) {
+  if (!cost->moe) {
+    field.Fail(
+        "say what the parts of a layer hold, and this one has none; give \"moe\" or "
+        "\"dense\" in place of \"f\", \"b\" and \"w\", or drop them");
+  }
+  cost->moe->values = ReadValues(field);
+  int64_t activation = 0, stash = 0;
+  for (const Value value : kActivationOfLayer) {
+    const int64_t bytes = cost->moe->values[0][static_cast<size_t>(value)];
+    activation += bytes;
+    if (ArenaOf(value) == Arena::kStash) stash += bytes;
+  }
+  if (!layer.Optional("activation_bytes")) {
+    if (activation > kMaxBytes) {
+      field.Fail("the activation of the layer adds up to more than " + std::to_string(kMaxBytes) +
+                 " bytes; are they in bytes?");
+    }
+    cost->activation_bytes = activation;
+    if (!layer.Optional("w_stash_bytes")) cost->w_stash_bytes = stash;
+  } else if (activation > cost->activation_bytes) {
+    field.Fail("are parts of \"activation_bytes\", " + std::to_string(cost->activation_bytes) +
+               ", and input, attention, scores, rows, gate, hidden and combined add up to " +
+               std::to_string(activation));
+  }
+}
+
 LayerCost ReadLayer(const JsonCursor& layer, Unit unit, CostMending* mending) {
-  layer.Keys("an object, a layer of the model",
-             {"name", "repeat", "f", "b", "w", "bw", "fb", "reduce", "step", "r", "moe", "dense",
-              "parameter_bytes", "gradient_bytes", "optimizer_bytes", "activation_bytes",
-              "w_stash_bytes", "output_bytes", "tied"});
+  layer.Keys("an object, a layer of the model", {"name",
+                                                 "repeat",
+                                                 "f",
+                                                 "b",
+                                                 "w",
+                                                 "bw",
+                                                 "fb",
+                                                 "reduce",
+                                                 "step",
+                                                 "r",
+                                                 "moe",
+                                                 "dense",
+                                                 "parameter_bytes",
+                                                 "gradient_bytes",
+                                                 "optimizer_bytes",
+                                                 "activation_bytes",
+                                                 "w_stash_bytes",
+                                                 "output_bytes",
+                                                 "tied",
+                                                 "values"});
   LayerCost cost;
   cost.name = layer.Required("name").String("the name of a layer");
   if (const auto repeat = layer.Optional("repeat")) {
@@ -202,6 +283,7 @@ LayerCost ReadLayer(const JsonCursor& layer, Unit unit, CostMending* mending) {
   cost.activation_bytes = bytes("activation_bytes").value_or(0);
   cost.w_stash_bytes = bytes("w_stash_bytes").value_or(0);
   cost.output_bytes = bytes("output_bytes").value_or(0);
+  if (const auto values = layer.Optional("values")) AddValues(layer, *values, &cost);
   if (const auto tied = layer.Optional("tied")) {
     cost.tied = tied->String("the name of the layer that has the same parameters");
   }
@@ -224,6 +306,15 @@ std::vector<LayerCost> ReadLayers(const JsonCursor& layers, Unit unit, CostMendi
   if (count < 1 || count > kMaxModelLayers) {
     layers.Fail("must have 1.." + std::to_string(kMaxModelLayers) + " layers, has " +
                 std::to_string(count));
+  }
+  const auto silent = [](const LayerCost& layer) { return layer.moe && layer.moe->values.empty(); };
+  const auto says = [](const LayerCost& layer) { return layer.moe && !layer.moe->values.empty(); };
+  if (const auto at = std::ranges::find_if(costs, silent);
+      at != costs.end() && std::ranges::any_of(costs, says)) {
+    layers.Item(static_cast<size_t>(at - costs.begin()))
+        .Fail(
+            "has components and no \"values\", which other layers have; give them of each layer "
+            "with components, or of none");
   }
   for (size_t i = 0; i < size; ++i) {
     if (costs[i].tied.empty()) continue;
@@ -269,6 +360,7 @@ Json LayersToJson(const std::vector<LayerCost>& layers, Unit unit) {
     for (const auto& [key, bytes] : others) {
       if (bytes != 0) object[key] = bytes;
     }
+    if (layer.moe && !layer.moe->values.empty()) object["values"] = ValuesToJson(layer.moe->values);
     if (!layer.tied.empty()) object["tied"] = layer.tied;
     list.push_back(std::move(object));
   }

@@ -8,6 +8,7 @@
 #include "compiler/files/cost_io.h"
 #include "compiler/files/json.h"
 #include "compiler/plan/cost.h"
+#include "compiler/plan/value.h"
 
 namespace contraflow {
 
@@ -33,7 +34,13 @@ StageLayers ReadStageLayers(const JsonCursor& field);
 MoeCost ReadComponents(const JsonCursor& moe, Unit unit, int layers, const StageLayers& kinds);
 void AddComponents(const MoeCost& moe, Unit unit, Json* object);
 
-/// The layers of a model: an array of objects with "name", "repeat", a cost or "moe", and bytes.
+/// Bytes of what a layer holds, by Value; those that are not given have none. With `layers` each
+/// may be a list with one entry for each of so many.
+std::vector<ValueBytes> ReadValues(const JsonCursor& values, int layers = 0);
+Json ValuesToJson(const std::vector<ValueBytes>& values);
+
+/// The layers of a model: an array of objects with "name", "repeat", a cost or components, and
+/// bytes.
 std::vector<LayerCost> ReadLayers(const JsonCursor& layers, Unit unit, CostMending* mending);
 Json LayersToJson(const std::vector<LayerCost>& layers, Unit unit);
 

@@ -216,19 +216,6 @@ std::vector<int64_t> ReadStageBytes(const std::optional<JsonCursor>& field) {
   return bytes;
 }
 
-/// Bytes of the values of one layer; those that are not given have none.
-std::vector<int64_t> ReadValues(const JsonCursor& values) {
-  std::vector<std::string_view> known;
-  for (size_t v = 0; v < kValueCount; ++v) known.push_back(Name(static_cast<Value>(v)));
-  values.Keys("an object with the bytes of a layer's values", known);
-  std::vector<int64_t> bytes(kValueCount, 0);
-  for (size_t v = 0; v < kValueCount; ++v) {
-    const std::optional<JsonCursor> field = values.Optional(known[v]);
-    if (field) bytes[v] = ReadBytes(*field);
-  }
-  return bytes;
-}
-
 /// What a stage holds from F to the end of B, and of W, by the values of its layers.
 void DeriveActivations(const JsonCursor& memory, const MoeCost& moe, MemoryCost* cost) {
   int64_t activation = 0, stash = 0;
@@ -307,7 +294,10 @@ MemoryCost ReadMemory(const JsonCursor& memory, const std::optional<MoeCost>& mo
   cost.parameter_bytes = ReadStageBytes(memory.Optional("parameter_bytes"));
   cost.gradient_bytes = ReadStageBytes(memory.Optional("gradient_bytes"));
   cost.optimizer_bytes = ReadStageBytes(memory.Optional("optimizer_bytes"));
-  if (values) cost.values = ReadValues(*values);
+  if (values) {
+    const ValueBytes bytes = ReadValues(*values)[0];
+    cost.values.assign(bytes.begin(), bytes.end());
+  }
   if (const auto input = memory.Optional("input_bytes")) cost.input_bytes = ReadBytes(*input);
   if (!activation) DeriveActivations(memory, *moe, &cost);
   if (cost.input_bytes > cost.activation_bytes) {
@@ -323,24 +313,31 @@ MemoryCost ReadMemory(const JsonCursor& memory, const std::optional<MoeCost>& mo
   return cost;
 }
 
+int ReadLayersPerStage(const JsonCursor& moe) {
+  return static_cast<int>(
+      moe.Required("layers_per_stage").Integer("a number of layers", 1, kMaxLayers));
+}
+
 MoeCost ReadMoe(const JsonCursor& moe, Unit unit) {
   moe.Keys("an object with the costs of a layer's components",
            {"layers_per_stage", "attn_f", "dispatch_f", "mlp_f", "combine_f", "combine_b", "mlp_b",
             "dispatch_b", "attn_b", "mlp_w", "attn_w"});
-  const JsonCursor count = moe.Required("layers_per_stage");
-  return ReadComponents(moe, unit,
-                        static_cast<int>(count.Integer("a number of layers", 1, kMaxLayers)), {});
+  return ReadComponents(moe, unit, ReadLayersPerStage(moe), {});
 }
 
 /// Of one stage among unlike ones.
 MoeCost ReadStageMoe(const JsonCursor& moe, Unit unit) {
-  if (!moe.IsObject() || !moe.Optional("layers")) return ReadMoe(moe, unit);
+  const auto kinds = moe.IsObject() ? moe.Optional("layers") : std::nullopt;
   moe.Keys("an object with the costs of the components of a stage",
-           {"layers", "attn_f", "dispatch_f", "mlp_f", "combine_f", "combine_b", "mlp_b",
-            "dispatch_b", "attn_b", "mlp_w", "attn_w"});
-  const JsonCursor layers = moe.Required("layers");
-  const StageLayers kinds = ReadStageLayers(layers);
-  return ReadComponents(moe, unit, static_cast<int>(kinds.size()), kinds);
+           {kinds ? "layers" : "layers_per_stage", "attn_f", "dispatch_f", "mlp_f", "combine_f",
+            "combine_b", "mlp_b", "dispatch_b", "attn_b", "mlp_w", "attn_w", "values"});
+  const StageLayers layers = kinds ? ReadStageLayers(*kinds) : StageLayers();
+  MoeCost cost = ReadComponents(
+      moe, unit, kinds ? static_cast<int>(layers.size()) : ReadLayersPerStage(moe), layers);
+  if (const auto values = moe.Optional("values")) {
+    cost.values = ReadValues(*values, cost.layers_per_stage);
+  }
+  return cost;
 }
 
 RankCost ReadRank(const JsonCursor& rank) {

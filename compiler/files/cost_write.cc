@@ -47,12 +47,9 @@ Json MemoryToJson(const MemoryCost& memory, bool of_layers) {
   AddStageBytes("gradient_bytes", memory.gradient_bytes, &object);
   AddStageBytes("optimizer_bytes", memory.optimizer_bytes, &object);
   if (!memory.values.empty()) {
-    Json values = Json::object();
-    for (size_t v = 0; v < kValueCount; ++v) {
-      if (memory.values[v] == 0) continue;
-      values[Name(static_cast<Value>(v))] = memory.values[v];
-    }
-    object["values"] = std::move(values);
+    ValueBytes values;
+    std::ranges::copy(memory.values, values.begin());
+    object["values"] = ValuesToJson({values});
   }
   if (memory.input_bytes >= 0) object["input_bytes"] = memory.input_bytes;
   if (memory.zero != 0) object["zero"] = memory.zero;
@@ -129,6 +126,7 @@ Json CostsToJson(const CostModel& costs) {
         stage["layers"] = ToString(moe.kinds);
       }
       AddComponents(moe, costs.unit, &stage);
+      if (!moe.values.empty()) stage["values"] = ValuesToJson(moe.values);
       list.push_back(std::move(stage));
     }
     object["moe"] = std::move(list);

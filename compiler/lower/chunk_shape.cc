@@ -22,12 +22,12 @@ Op RecomputeOf(Op op) {
   return op;
 }
 
-/// Makes of the shape of a forward that of this much of it, run again.
-void RunAgain(const RecomputeExtent& extent, ChunkShape* shape) {
+/// Makes of the shape of a forward of such layers that of this much of it, run again.
+void RunAgain(const RecomputeExtent& extent, const MoeCost& layers, ChunkShape* shape) {
   std::vector<ChunkPart>& chain = shape->chains[0];
   for (ChunkPart& component : chain) component.op = RecomputeOf(component.op);
   std::erase_if(chain, [&](const ChunkPart& component) {
-    return !extent.Has(component.op, component.layer);
+    return !extent.Has(component.op, component.layer, layers.KindOf(component.layer));
   });
   for (auto& lane : shape->order) lane.clear();
   for (size_t k = 0; k < chain.size(); ++k) shape->order[chain[k].lane].push_back({0, k});
@@ -110,7 +110,7 @@ const ChunkShape& ChunkShapes::Of(const Instruction& chunk) {
   } else {
     Append(interleave(chains), &shape);
   }
-  if (recompute) RunAgain(ExtentOf(chunk), &shape);
+  if (recompute) RunAgain(ExtentOf(chunk), forward, &shape);
   if (recompute && shape.chains[0].empty()) {
     throw Error("stage " + std::to_string(chunk.stage) + " has no components that `recompute` " +
                 ToString(ExtentOf(chunk)) + " runs again; leave it out");

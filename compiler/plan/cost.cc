@@ -75,7 +75,15 @@ void CheckMemory(const MemoryCost& memory, const CostModel& costs, int stages, i
   const double layer = std::accumulate(memory.values.begin(), memory.values.end(), 0.0);
   int layers = costs.moe ? costs.moe->layers_per_stage : 1;
   for (const MoeCost& moe : costs.stage_moe) layers = std::max(layers, moe.layers_per_stage);
-  if (layer * chunks * layers > 0x1p62) {
+  double own = 0;  // of the stage that has most
+  for (const MoeCost& moe : costs.stage_moe) {
+    double sum = 0;
+    for (int l = 0; !moe.values.empty() && l < moe.layers_per_stage; ++l) {
+      sum = std::accumulate(moe.ValuesOf(l).begin(), moe.ValuesOf(l).end(), sum);
+    }
+    own = std::max(own, sum);
+  }
+  if (std::max(layer * layers, own) * chunks > 0x1p62) {
     throw Error(at + "values: of all cells add up to more than 2^62 bytes; are they in bytes?");
   }
 }
@@ -346,6 +354,10 @@ std::string FlawOf(const MoeCost& cost, Unit unit) {
       return "\"" + std::string(component.key) + "\" must be 0 of layer " + std::to_string(layer) +
              ", which has no such component";
     }
+  }
+  if (cost.values.size() > 1 && std::cmp_not_equal(cost.values.size(), cost.layers_per_stage)) {
+    return "there are \"values\" of " + std::to_string(cost.values.size()) + " layers, of " +
+           std::to_string(cost.layers_per_stage);
   }
   // What is derived from components has the limit of a single cost.
   if (SumOf(cost) > static_cast<double>(kMaxCost)) {

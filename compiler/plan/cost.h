@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <initializer_list>
@@ -10,6 +11,7 @@
 #include <vector>
 
 #include "compiler/plan/instruction.h"
+#include "compiler/plan/value.h"
 
 namespace contraflow {
 
@@ -78,7 +80,8 @@ struct MemoryCost {
   int64_t w_stash_bytes = 0;
   /// Of one copy of a stage: one entry for every stage alike, or one each; empty: not known.
   std::vector<int64_t> parameter_bytes = {}, gradient_bytes = {}, optimizer_bytes = {};
-  /// Of the values of one layer, by Value (compiler/plan/value.h); empty: not known.
+  /// Of the values of one layer, by Value (compiler/plan/value.h), where components do not say
+  /// those of each (MoeCost::values); empty: not known.
   std::vector<int64_t> values = {};
   /// What a chunk that is recomputed holds from the end of F to the start of R, its stage input;
   /// -1: not given (InputBytes).
@@ -108,11 +111,17 @@ struct MoeCost {
   std::vector<Time> attn_f, dispatch_f, mlp_f, combine_f;
   std::vector<Time> combine_b, mlp_b, dispatch_b, attn_b, mlp_w, attn_w;
   StageLayers kinds = {};  ///< empty: every layer MoE
+  /// Bytes of what each layer holds, one entry a layer, or one for all layers; empty: not known.
+  std::vector<ValueBytes> values = {};
 
   /// Ticks of a component (an op of kComponentCosts) of a layer.
   Time Of(Op op, int layer) const;
   LayerKind KindOf(int layer) const {
     return kinds.empty() ? LayerKind::kMoe : kinds[static_cast<size_t>(layer)];
+  }
+  /// Those of a layer, where they are known.
+  const ValueBytes& ValuesOf(int layer) const {
+    return values.size() == 1 ? values[0] : values[static_cast<size_t>(layer)];
   }
 
   bool operator==(const MoeCost&) const = default;
@@ -200,8 +209,12 @@ struct LayerShare {
   bool operator==(const LayerShare&) const = default;
 };
 
-/// Leaves one entry of those of all stages where they are alike (CostModel::shares).
-void JoinAlike(std::vector<std::vector<LayerShare>>* shares);
+/// Leaves one entry of several that are all alike.
+template <typename Entry>
+void JoinAlike(std::vector<Entry>* entries) {
+  const auto same = [&](const Entry& entry) { return entry == entries->front(); };
+  if (!entries->empty() && std::ranges::all_of(*entries, same)) entries->resize(1);
+}
 
 /// What each instruction costs: per stage, per micro-batch, per message.
 struct CostModel {
@@ -250,6 +263,8 @@ struct CostModel {
   const MoeCost& moe_of(int s) const {
     return stage_moe.empty() ? *moe : stage_moe[static_cast<size_t>(s)];
   }
+  /// True if they say what the parts of a layer take and hold.
+  bool knows_parts() const;
   /// The shares of the layers of stage s; empty where `shares` is.
   std::span<const LayerShare> SharesOf(int s) const;
   /// How many layers stage s has; 0: not known.
@@ -280,6 +295,9 @@ std::string MemoryKeys(const CostModel& costs, std::initializer_list<std::string
 /// Throws Error if a plan that copies to the host's memory (`offloads`) has costs that do not say
 /// how long that takes: no `host`, or a bandwidth and no bytes of activations.
 void CheckHostCost(const CostModel& costs, bool offloads);
+
+/// True if some of this runs again of stage s, as far as the costs know its layers.
+bool HasSome(const CostModel& costs, int s, const RecomputeExtent& extent);
 
 /// How long it takes to run so much of the forward of stage s again, for a micro-batch of factor 1;
 /// of some layers as long as all of them where the costs do not know them.

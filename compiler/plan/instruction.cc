@@ -282,8 +282,10 @@ std::string_view Name(RecomputePart part) {
   return kPartNames[static_cast<size_t>(part)];
 }
 
-bool RecomputeExtent::Has(Op op, int layer) const {
-  return Includes(part, op) && (layers == 0 || layer < layers);
+bool RecomputeExtent::Has(Op op, int layer, LayerKind kind) const {
+  if (layers != 0 && layer >= layers) return false;
+  if (kind == LayerKind::kPlain && part != RecomputePart::kFull) return false;
+  return Includes(part, op) && contraflow::Has(kind, op);
 }
 
 std::string ToString(const RecomputeExtent& extent) {

@@ -96,29 +96,6 @@ inline constexpr RecomputePart kParts[] = {RecomputePart::kFull, RecomputePart::
 
 std::string_view Name(RecomputePart part);  ///< "full" "attention" "experts" "all-but-attention"
 
-/// How much of a forward runs again: a part of its first layers, or of all of them.
-struct RecomputeExtent {
-  RecomputePart part = RecomputePart::kFull;
-  int layers = 0;  ///< of the stage, from its first on; 0: all
-
-  /// Of all layers; implicit, as a part alone says as much.
-  RecomputeExtent(RecomputePart its_part = RecomputePart::kFull, int its_layers = 0)
-      : part(its_part), layers(its_layers) {}
-
-  /// The whole forward.
-  bool whole() const { return part == RecomputePart::kFull && layers == 0; }
-  /// Layers that have some of it, of a stage with `all`.
-  int Of(int all) const { return layers == 0 || layers > all ? all : layers; }
-  /// True if it has this component of a layer, ATTN_R MLP_R DISPATCH_R or COMBINE_R.
-  bool Has(Op op, int layer) const;
-
-  bool operator==(const RecomputeExtent&) const = default;
-  auto operator<=>(const RecomputeExtent&) const = default;
-};
-
-/// "full", "attention", "the first 2 layers", "attention of the first layer".
-std::string ToString(const RecomputeExtent& extent);
-
 /// Which components a layer of a stage has. Its forward is those of ATTN_F DISPATCH_F MLP_F
 /// COMBINE_F that it has, its backward those of COMBINE_B MLP_B DISPATCH_B ATTN_B, with MLP_W and
 /// ATTN_W.
@@ -138,6 +115,30 @@ StageLayers ParseStageLayers(std::string_view text);
 
 /// True if layers of this kind have the component, of a forward, a backward or R.
 bool Has(LayerKind kind, Op component);
+/// How much of a forward runs again: a part of its first layers, or of all of them.
+struct RecomputeExtent {
+  RecomputePart part = RecomputePart::kFull;
+  int layers = 0;  ///< of the stage, from its first on; 0: all
+
+  /// Of all layers; implicit, as a part alone says as much.
+  RecomputeExtent(RecomputePart its_part = RecomputePart::kFull, int its_layers = 0)
+      : part(its_part), layers(its_layers) {}
+
+  /// The whole forward.
+  bool whole() const { return part == RecomputePart::kFull && layers == 0; }
+  /// Layers that have some of it, of a stage with `all`.
+  int Of(int all) const { return layers == 0 || layers > all ? all : layers; }
+  /// True if it has this component of a layer, ATTN_R MLP_R DISPATCH_R or COMBINE_R, of which the
+  /// layer is a kind that has it. A plain layer has no parts: it runs again as a whole or not.
+  bool Has(Op op, int layer, LayerKind kind) const;
+
+  bool operator==(const RecomputeExtent&) const = default;
+  auto operator<=>(const RecomputeExtent&) const = default;
+};
+
+/// "full", "attention", "the first 2 layers", "attention of the first layer".
+std::string ToString(const RecomputeExtent& extent);
+
 /// With which a layer of this kind ends its forward, and begins its backward. Every forward begins
 /// with ATTN_F, every backward ends with ATTN_B.
 Op ForwardEnd(LayerKind kind);

@@ -255,7 +255,7 @@ RecomputedCells::RecomputedCells(const Plan& plan) : MarkedCells(plan, IsRecompu
       for (int l = 0; l < count; ++l) {
         uint8_t wanted = 0;
         for (const Op op : {Op::ATTN_R, Op::DISPATCH_R, Op::MLP_R, Op::COMBINE_R}) {
-          if (!extent.Has(op, l) || !contraflow::Has(plan.KindOf(s, l), op)) continue;
+          if (!extent.Has(op, l, plan.KindOf(s, l))) continue;
           if (!std::exchange(some, true)) first = {op, l};
           wanted |= bit(op);
         }
@@ -274,6 +274,17 @@ RecomputedCells::RecomputedCells(const Plan& plan) : MarkedCells(plan, IsRecompu
       }
     }
   }
+}
+
+std::vector<CellBytes> BytesOfCells(const CostModel& costs, const RecomputedCells& recomputed,
+                                    int stages) {
+  std::vector<CellBytes> cells;
+  for (int s = 0; s < stages; ++s) {
+    const bool again = recomputed.HasStage(s);
+    cells.push_back(BytesOfCell(costs, s, again, recomputed.extent(s)));
+    if (!again) cells.back().input = cells.back().activation;
+  }
+  return cells;
 }
 
 bool RecomputedCells::in_parts() const {

@@ -221,6 +221,10 @@ class RecomputedCells : public MarkedCells {
   std::vector<First> first_;
 };
 
+/// Of a chunk of each of so many stages; of one that does not run again all is its input.
+std::vector<CellBytes> BytesOfCells(const CostModel& costs, const RecomputedCells& recomputed,
+                                    int stages);
+
 /// Which cells are kept in the memory of the host for some of the time (OFFLOAD).
 class OffloadedCells : public MarkedCells {
  public:

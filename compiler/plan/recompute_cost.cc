@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <initializer_list>
 #include <optional>
 #include <span>
 #include <string>
@@ -16,12 +17,14 @@
 namespace contraflow {
 namespace {
 
+constexpr Op kAgain[] = {Op::ATTN_R, Op::MLP_R, Op::DISPATCH_R, Op::COMBINE_R};
+
 /// Of so much of a forward.
 Time TimeOf(const MoeCost& cost, const RecomputeExtent& extent) {
   Time sum = 0;
-  for (const Op op : {Op::ATTN_R, Op::MLP_R, Op::DISPATCH_R, Op::COMBINE_R}) {
+  for (const Op op : kAgain) {
     for (int l = 0; l < cost.layers_per_stage; ++l) {
-      if (extent.Has(op, l)) sum += cost.Of(Repeated(op), l);
+      if (extent.Has(op, l, cost.KindOf(l))) sum += cost.Of(Repeated(op), l);
     }
   }
   return sum;
@@ -81,27 +84,57 @@ CellBytes WithoutLayers(const CostModel& costs, int s, int layers, CellBytes byt
 /// What a cell lets go whose forward runs again in this part only: what these components make for
 /// the backward.
 int64_t DroppedBytes(const CostModel& costs, int s, const RecomputeExtent& extent) {
-  const RecomputePart part = extent.part;
-  if (!costs.components() || costs.memory->values.empty()) {
-    throw Error("`recompute` " + std::string(Name(part)) + ": `costs`: " +
+  if (!costs.knows_parts()) {
+    throw Error("`recompute` " + std::string(Name(extent.part)) + ": `costs`: " +
                 (costs.components() ? "/memory: has no \"values\", which say"
                                     : "has no \"moe\" and no \"values\" in \"memory\", which say") +
                 " what the parts of a layer hold; give costs that do, a `model`, or `recompute` "
                 "full or auto");
   }
-  const auto layers = static_cast<int64_t>(extent.Of(costs.moe_of(s).layers_per_stage));
-  const auto bytes = [&](Value v) { return costs.memory->values[static_cast<size_t>(v)]; };
-  const int64_t experts = bytes(Value::gate) + bytes(Value::hidden);
-  if (part == RecomputePart::kExperts) return layers * experts;
-  if (part == RecomputePart::kAttention) {
-    return layers * (bytes(Value::attention) + bytes(Value::scores));
+  const MoeCost& moe = costs.moe_of(s);
+  int64_t dropped = 0;
+  for (int l = 0; l < moe.layers_per_stage; ++l) {
+    const auto again = [&](Op op, int layer) {
+      return layer >= 0 && extent.Has(op, layer, moe.KindOf(layer));
+    };
+    const auto add = [&](std::initializer_list<Value> made) {
+      for (const Value v : made) {
+        const auto at = static_cast<size_t>(v);
+        dropped += moe.values.empty() ? costs.memory->values[at] : moe.ValuesOf(l)[at];
+      }
+    };
+    if (again(Op::ATTN_R, l)) add({Value::attention, Value::scores});
+    if (again(Op::DISPATCH_R, l)) add({Value::rows});
+    if (again(Op::MLP_R, l)) add({Value::gate, Value::hidden});
+    if (again(Op::COMBINE_R, l)) add({Value::combined});
+    // The input of a layer behind the first is what COMBINE_R makes.
+    if (again(Op::DISPATCH_R, l) && again(Op::COMBINE_R, l - 1)) add({Value::input});
   }
-  // The input of a layer behind the first is what COMBINE_R makes.
-  return layers * (experts + bytes(Value::rows) + bytes(Value::combined)) +
-         (layers - 1) * bytes(Value::input);
+  return dropped;
 }
 
 }  // namespace
+
+bool CostModel::knows_parts() const {
+  if (!components()) return false;
+  if (memory && !memory->values.empty()) return true;
+  const auto plain = [](LayerKind kind) { return kind == LayerKind::kPlain; };
+  const auto says = [&](const MoeCost& stage) {
+    return !stage.values.empty() ||
+           (!stage.kinds.empty() && std::ranges::all_of(stage.kinds, plain));
+  };
+  return moe ? says(*moe) : std::ranges::all_of(stage_moe, says);
+}
+
+bool HasSome(const CostModel& costs, int s, const RecomputeExtent& extent) {
+  if (extent.part == RecomputePart::kFull || !costs.components()) return true;
+  const MoeCost& moe = costs.moe_of(s);
+  for (int l = 0; l < moe.layers_per_stage; ++l) {
+    const auto again = [&](Op op) { return extent.Has(op, l, moe.KindOf(l)); };
+    if (std::ranges::any_of(kAgain, again)) return true;
+  }
+  return false;
+}
 
 Time RecomputeTime(const CostModel& costs, int s, const RecomputeExtent& extent) {
   if (extent.part != RecomputePart::kFull && costs.components()) {
@@ -113,11 +146,6 @@ Time RecomputeTime(const CostModel& costs, int s, const RecomputeExtent& extent)
 std::span<const LayerShare> CostModel::SharesOf(int s) const {
   if (shares.empty()) return {};
   return shares.size() == 1 ? shares[0] : shares[static_cast<size_t>(s)];
-}
-
-void JoinAlike(std::vector<std::vector<LayerShare>>* shares) {
-  const auto same = [&](const std::vector<LayerShare>& stage) { return stage == shares->front(); };
-  if (!shares->empty() && std::ranges::all_of(*shares, same)) shares->resize(1);
 }
 
 int CostModel::LayersIn(int s) const {

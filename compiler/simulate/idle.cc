@@ -85,7 +85,7 @@ struct WholeRun {
         accesses(plan),
         instructions(InstructionCount(plan)),
         recomputed(plan),
-        cells(BytesOfCells(costs, plan.stages, recomputed.extents())) {}
+        cells(BytesOfCells(costs, recomputed, plan.stages)) {}
 
   const Plan& plan;
   const CostModel& costs;

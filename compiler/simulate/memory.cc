@@ -61,9 +61,7 @@ int WeightParts(const Plan& plan, int stage) {
 class MemoryWalk {
  public:
   MemoryWalk(const Plan& plan, const CostModel& costs)
-      : plan_(plan),
-        recomputed_(plan),
-        cells_(BytesOfCells(costs, plan.stages, recomputed_.extents())) {
+      : plan_(plan), recomputed_(plan), cells_(BytesOfCells(costs, recomputed_, plan.stages)) {
     if (plan.layers > 0) weights_left_ = {plan.stages, plan.microbatches};
   }
 
@@ -170,7 +168,7 @@ void Place(const std::vector<Slot>& slots, size_t instructions, MemoryFigures* f
 std::vector<MemoryChange> ChangesOf(const Plan& plan, const CostModel& costs,
                                     const RecomputedCells& recomputed, size_t r,
                                     const std::vector<Span>& spans) {
-  const std::vector<CellBytes> cells = BytesOfCells(costs, plan.stages, recomputed.extents());
+  const std::vector<CellBytes> cells = BytesOfCells(costs, recomputed, plan.stages);
   const Program& program = plan.programs[r];
   std::vector<MemoryChange> changes;
   // Weight parts seen of a chunk, and the end of the latest.

@@ -31,7 +31,7 @@ class Simulator {
         recomputed_(plan),
         offloaded_(plan),
         keep_(keep),
-        cells_(BytesOfCells(costs, plan.stages, recomputed_.extents())),
+        cells_(BytesOfCells(costs, recomputed_, plan.stages)),
         f_end_(plan.stages, plan.microbatches, kUnset),
         b_end_(plan.stages, plan.microbatches, kUnset),
         f_message_(plan.stages, plan.microbatches, {kUnset, kUnset}),

@@ -116,7 +116,7 @@ RecomputeExtent ExtentOf(const Tables& tables, int stage, int m) {
     for (int layer = 0; layer < layers; ++layer) {
       for (const Op op : kAgain) {
         const bool found = tables.Recompute(op, stage, layer, m) != kMissing;
-        if (found != (extent.Has(op, layer) && tables.HasPartAt(op, stage, layer))) return false;
+        if (found != extent.Has(op, layer, tables.plan.KindOf(stage, layer))) return false;
       }
     }
     return true;
@@ -151,7 +151,7 @@ void CheckRecomputed(const Tables& tables, Findings* findings) {
         const Op op = static_cast<Op>(static_cast<int>(Op::ATTN_R) + at % kRecomputeCount);
         const int layer = at / kRecomputeCount;
         if (tables.Recompute(op, stage, layer, m) != kMissing) continue;
-        if (!extent.Has(op, layer) || !tables.HasPartAt(op, stage, layer)) continue;
+        if (!extent.Has(op, layer, tables.plan.KindOf(stage, layer))) continue;
         findings->Add(Check::kComplete, rank, -1,
                       "no " + ToString(Component(op, stage, layer, m)) + "; rank " +
                           std::to_string(rank) +

@@ -44,7 +44,7 @@ CostModel AllForPlan(const CostModel& model, const Plan& plan, Overlap overlap) 
   const Partition partition =
       planned.empty() ? EvenPartition(layers.layers(), plan.stages) : planned;
   CostModel made = layers.Make(partition);
-  if (plan.layers > 0) AddComponents(layers, partition, overlap, &made);
+  if (plan.layers > 0 || KnowParts(costs)) AddComponents(layers, partition, overlap, &made);
   return made;
 }
 
@@ -52,8 +52,7 @@ CostModel AllForPlan(const CostModel& model, const Plan& plan, Overlap overlap) 
 
 CostModel StagesForPlan(const CostModel& model, const Plan& plan, Overlap overlap) {
   CostModel made = AllForPlan(model, plan, overlap);
-  // As in the plan: what no instruction goes by is left out.
-  if (!RecomputedCells(plan).in_layers()) made.shares.clear();
+  LeaveOutUnused(plan, plan.layers > 0, &made);
   return made;
 }
 
@@ -154,6 +153,10 @@ CostModel AlikeStages(const CostModel& costs, int stages, Overlap overlap) {
   made.stages = {most};
   MoeCost& moe = made.moe.emplace(*first->moe);
   moe.layers_per_stage = each;
+  if (made.memory && made.memory->values.empty() && !moe.values.empty()) {
+    made.memory->values.assign(moe.values[0].begin(), moe.values[0].end());
+  }
+  moe.values.clear();
   const std::pair<std::vector<Time> MoeCost::*, Time> shares[] = {
       {&MoeCost::attn_f, ends.f}, {&MoeCost::attn_b, ends.b}, {&MoeCost::attn_w, ends.w}};
   for (const auto& [times, share] : shares) {

@@ -66,7 +66,9 @@ Spec StagedChunks(const Spec& spec, const Plan& frame, LayerStages* layers,
 }
 
 Spec Staged(const Spec& spec, const Plan& frame, LayerStages* layers, const Partition& partition) {
-  if (!spec.search.components) return StagedChunks(spec, frame, layers, partition);
+  // R of a part goes by components at every level.
+  const bool parts = spec.recompute.choice != Recompute::Choice::kNone && KnowParts(spec.costs);
+  if (!spec.search.components && !parts) return StagedChunks(spec, frame, layers, partition);
   Spec staged = spec;
   CostModel made = layers->Make(partition);
   AddComponents(*layers, partition, OverlapOf(spec), &made);

@@ -33,7 +33,11 @@ void Add(const StageCost& cost, StageCost* sum) {
 MoeCost RowOf(const std::vector<const LayerCost*>& layers) {
   MoeCost moe;
   moe.layers_per_stage = static_cast<int>(layers.size());
+  bool values = false;
   for (const LayerCost* layer : layers) {
+    const bool says = layer->moe && !layer->moe->values.empty();
+    moe.values.push_back(says ? layer->moe->values[0] : ValueBytes());
+    values = values || says;
     moe.kinds.push_back(layer->moe ? layer->moe->KindOf(0) : LayerKind::kPlain);
     for (const ComponentCost& component : kComponentCosts) {
       Time time = 0;
@@ -49,6 +53,8 @@ MoeCost RowOf(const std::vector<const LayerCost*>& layers) {
       (moe.*component.times).push_back(time);
     }
   }
+  JoinAlike(&moe.values);
+  if (!values) moe.values.clear();
   return moe;
 }
 
@@ -240,10 +246,28 @@ bool HasComponents(const std::vector<LayerCost>& layers) {
   return std::ranges::any_of(layers, [](const LayerCost& layer) { return layer.moe.has_value(); });
 }
 
+bool KnowParts(const CostModel& costs) {
+  if (!HasComponents(costs.layers)) return false;
+  if (costs.memory && !costs.memory->values.empty()) return true;
+  return std::ranges::all_of(costs.layers, [](const LayerCost& layer) {
+    return !layer.moe || !layer.moe->values.empty();
+  });
+}
+
 void AddComponents(const LayerStages& layers, const Partition& partition, Overlap overlap,
                    CostModel* made) {
   made->stage_moe = layers.ComponentsOf(partition);
   made->derived = overlap;
+}
+
+void LeaveOutUnused(const Plan& plan, bool components, CostModel* made) {
+  const RecomputedCells recomputed(plan);
+  if (!recomputed.in_layers()) made->shares.clear();
+  if (recomputed.in_parts()) return;
+  for (MoeCost& moe : made->stage_moe) moe.values.clear();
+  if (components || made->stage_moe.empty()) return;
+  made->stage_moe.clear();
+  made->derived.reset();
 }
 
 Partition EvenPartition(int layers, int stages) {

@@ -79,10 +79,18 @@ CostModel StagesForPlan(const CostModel& costs, const Plan& plan, Overlap overla
 /// True if some layer has components.
 bool HasComponents(const std::vector<LayerCost>& layers);
 
+/// True if stages that are made of the layers know what their parts take and hold
+/// (CostModel::knows_parts).
+bool KnowParts(const CostModel& costs);
+
 /// Gives costs that were made of the layers in this partition (LayerStages::Make) the components
 /// of their stages.
 void AddComponents(const LayerStages& layers, const Partition& partition, Overlap overlap,
                    CostModel* made);
+
+/// Leaves out of costs that were made of layers what no instruction of the plan goes by; with
+/// `components` it has those.
+void LeaveOutUnused(const Plan& plan, bool components, CostModel* made);
 
 /// The same model with what is before its first layer with components as part of that, and what is
 /// behind the last one as part of that: how contraflow-run computes embedding and head. Throws

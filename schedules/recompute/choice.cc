@@ -37,6 +37,7 @@ StageOptions OptionsOf(const CostModel& costs, int s, RecomputePart part, Grain 
   StageOptions options = {{{}, 0, BytesOfCell(costs, s, false)}};
   options[0].bytes.input = options[0].bytes.activation;
   const auto add = [&](const RecomputeExtent& extent) {
+    if (!HasSome(costs, s, extent)) return;
     const CellBytes bytes = BytesOfCell(costs, s, true, extent);
     const Time time = costs.Duration(RecomputeOp(s, -1, extent));
     if (grain == Grain::kLayers && bytes.input >= options.back().bytes.input) return;
@@ -223,7 +224,14 @@ std::vector<RecomputedStage> MostRecomputed(int stages, const Spec& spec) {
       // All of them is the whole forward.
       if (extent.layers >= layers) extent.layers = 0;
     }
-    result.push_back({s, extent});
+    if (HasSome(spec.costs, s, extent)) {
+      result.push_back({s, extent});
+    } else if (named) {
+      throw Error("`recompute`: stage " + std::to_string(s) +
+                  " has no layer with parts, \"moe\" or "
+                  "\"dense\", of which " +
+                  std::string(Name(extent.part)) + " could run again; leave it out");
+    }
   }
   return result;
 }

@@ -310,7 +310,7 @@ Spans TimesOf(const Plan& plan, const CostModel& costs) {
 template <typename Choose>
 Plan OffloadRanks(Plan plan, const CostModel& costs, const Spans& spans, const Choose& choose) {
   const RecomputedCells recomputed(plan);
-  const std::vector<CellBytes> cells = BytesOfCells(costs, plan.stages, recomputed.extents());
+  const std::vector<CellBytes> cells = BytesOfCells(costs, recomputed, plan.stages);
   for (size_t r = 0; r < plan.programs.size(); ++r) {
     RankOffload rank(plan.programs[r], spans[r], costs, recomputed, cells);
     choose(&rank, r);

@@ -101,11 +101,6 @@ class Hoister {
   std::vector<int64_t> held_;  // during each
 };
 
-/// True where the costs say what R of a part takes and leaves.
-bool KnowsParts(const CostModel& costs) {
-  return costs.components() && costs.memory && !costs.memory->values.empty();
-}
-
 /// The order with every W right behind its B, as one.
 Plan Whole(Plan order) {
   for (Program& program : order.programs) {
@@ -174,8 +169,15 @@ Spec Fused(const Schedule& schedule, const Spec& spec, bool whole) {
   int64_t beside = 0;
   memory.activation_bytes = std::numeric_limits<int64_t>::max();
   const bool alike = memory.activation_of.empty();
+  next = chosen.begin();
   for (int s = 0; s < (alike ? 1 : stages); ++s) {
-    const CellBytes bytes = BytesOfCell(spec.costs, s, true, chosen[static_cast<size_t>(s)].extent);
+    const bool again = next != chosen.end() && next->stage == s;
+    CellBytes bytes = BytesOfCell(spec.costs, s, again, again ? next->extent : RecomputeExtent());
+    if (again) {
+      ++next;
+    } else {
+      bytes.input = bytes.activation;
+    }
     beside = std::max(beside, bytes.activation - held(bytes));
     memory.activation_bytes = std::min(memory.activation_bytes, held(bytes));
     if (!alike) memory.activation_of[static_cast<size_t>(s)] = held(bytes);
@@ -206,7 +208,7 @@ Plan HoistRecompute(Plan plan, const CostModel& costs, std::optional<int64_t> li
   Simulation now = Simulate(plan, costs);
   // Which chunks are recomputed does not change by moving R.
   const RecomputedCells recomputed(plan);
-  const std::vector<CellBytes> cells = BytesOfCells(costs, plan.stages, recomputed.extents());
+  const std::vector<CellBytes> cells = BytesOfCells(costs, recomputed, plan.stages);
   int64_t most = limit.value_or(0);
   if (!limit) {
     for (const RankFigures& rank : now.ranks) most = std::max(most, rank.peak_bytes);
@@ -356,7 +358,7 @@ Plan GenerateRecomputed(const Schedule& schedule, const Spec& spec, Room room,
     offer(order, spec, Grain::kStages, {&best, of_layers});
     if (!freely) continue;
     for (const RecomputePart part : kParts) {
-      if (part != RecomputePart::kFull && !KnowsParts(costs)) continue;
+      if (part != RecomputePart::kFull && !costs.knows_parts()) continue;
       Spec as = spec;
       as.recompute.part = part;
       if (part != RecomputePart::kFull) {

@@ -74,7 +74,9 @@ Item RecomputedProblem::Again(int32_t c) const {
 std::vector<RecomputeExtent> RecomputedProblem::ExtentsOf(int s) const {
   const RecomputePart part = Extent(s).part;
   std::vector<RecomputeExtent> extents;
-  for (int k = 1; k < costs_.LayersIn(s); ++k) extents.push_back({part, k});
+  for (int k = 1; k < costs_.LayersIn(s); ++k) {
+    if (HasSome(costs_, s, {part, k})) extents.push_back({part, k});
+  }
   extents.push_back(part);
   return extents;
 }

@@ -62,6 +62,7 @@ void SetLayerBytes(const MemoryCost& of_layers, CostModel* costs) {
     layer.optimizer_bytes = of_layers.optimizer_bytes[at];
     layer.activation_bytes = of_layers.activation_bytes;
     layer.w_stash_bytes = of_layers.w_stash_bytes;
+    if (layer.moe) layer.moe->values.clear();
     at += static_cast<size_t>(layer.repeat);
   }
   if (!costs->memory) costs->memory.emplace();

@@ -60,15 +60,19 @@ void CheckStages(const Spec& spec, LayerStages* layers, int stages) {
 Spec StagedChunks(const Spec& spec, const Plan& frame, LayerStages* layers,
                   const Partition& partition) {
   Spec staged = spec;
-  staged.costs = OnRanks(layers->Make(partition), frame);
+  CostModel made = layers->Make(partition);
+  // R of a part goes by components at every level.
+  if (spec.recompute.choice != Recompute::Choice::kNone && KnowParts(spec.costs)) {
+    AddComponents(*layers, partition, OverlapOf(spec), &made);
+  }
+  staged.costs = OnRanks(made, frame);
   staged.partition = {};
+  staged.search.components = false;
   return staged;
 }
 
 Spec Staged(const Spec& spec, const Plan& frame, LayerStages* layers, const Partition& partition) {
-  // R of a part goes by components at every level.
-  const bool parts = spec.recompute.choice != Recompute::Choice::kNone && KnowParts(spec.costs);
-  if (!spec.search.components && !parts) return StagedChunks(spec, frame, layers, partition);
+  if (!spec.search.components) return StagedChunks(spec, frame, layers, partition);
   Spec staged = spec;
   CostModel made = layers->Make(partition);
   AddComponents(*layers, partition, OverlapOf(spec), &made);

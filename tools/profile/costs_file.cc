@@ -4,6 +4,7 @@
 #include <charconv>
 #include <cmath>
 
+#include "compiler/files/cost_fields.h"
 #include "compiler/files/cost_io.h"
 #include "compiler/files/json.h"
 #include "compiler/files/plan_document.h"
@@ -138,6 +139,21 @@ std::string KeptText(const LayerEstimate& layer) {
   return text;
 }
 
+/// Which of what a layer keeps from f each of its "values" is.
+std::string ValuesText(const LayerEstimate& layer) {
+  std::string text = "values: ";
+  for (size_t v = 0; v < kValueCount; ++v) {
+    std::string parts;
+    for (const Kept& kept : layer.work.kept) {
+      if (kept.value == static_cast<Value>(v)) parts += (parts.empty() ? "" : " + ") + kept.name;
+    }
+    if (parts.empty()) continue;
+    text += (text.ends_with(": ") ? "" : "; ") + std::string(Name(static_cast<Value>(v))) + " = " +
+            parts;
+  }
+  return text + "\n";
+}
+
 /// Each line behind "// ".
 std::string Commented(const std::string& text) {
   std::string out;
@@ -172,11 +188,17 @@ std::string LayerJson(const LayerEstimate& layer) {
   bytes["activation_bytes"] = layer.activation_bytes;
   bytes["w_stash_bytes"] = layer.w_stash_bytes;
   bytes["output_bytes"] = layer.output_bytes;
-  // On two lines: times, bytes.
+  // Times on one line, bytes on another, and those of the parts.
   std::string text, second;
   WriteJson(json, &text);
   WriteJson(bytes, &second);
-  return text.substr(0, text.size() - 1) + ",\n " + second.substr(1);
+  text.replace(text.size() - 1, 1, ",\n ");
+  if (layer.moe) {
+    second.replace(second.size() - 1, 1, ",\n \"values\": ");
+    WriteJson(ValuesToJson(layer.moe->values), &second);
+    second += "}";
+  }
+  return text + second.substr(1);
 }
 
 /// The name without the number that tells layers alike apart.
@@ -205,9 +227,10 @@ std::string WriteCostsByLayer(const ModelShape& model, const CostSetup& setup,
     const std::string kind = KindOf(layer.name);
     if (std::find(shown.begin(), shown.end(), kind) == shown.end()) {
       shown.push_back(kind);
-      text += Commented(kind + ": " + Count(layer.work.parameters) + " parameters\n" +
-                        PartsText(layer) +
-                        (layer.moe ? ExchangeText(layer, setup) : std::string()) + KeptText(layer));
+      text +=
+          Commented(kind + ": " + Count(layer.work.parameters) + " parameters\n" +
+                    PartsText(layer) + (layer.moe ? ExchangeText(layer, setup) : std::string()) +
+                    KeptText(layer) + (layer.moe ? ValuesText(layer) : std::string()));
     }
     text += LayerJson(layer) + (i + 1 < costs.layers.size() ? ",\n" : "\n");
   }

@@ -1,6 +1,7 @@
 #include "tools/profile/layer_costs.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <utility>
 
@@ -86,11 +87,12 @@ LayerEstimate CostOf(std::string name, WorkOfLayer work, const CostSetup& setup)
     cost.w += time.w;
     cost.times.push_back(time);
   }
-  if (cost.work.exchanges) cost.moe = ComponentsOf(cost, setup);
   double activation = 0, stash = 0;
+  std::array<double, kValueCount> values = {};
   for (const Kept& kept : cost.work.kept) {
     if (kept.until != KeptUntil::kFromBToW) activation += kept.bytes;
     if (kept.until != KeptUntil::kB) stash += kept.bytes;
+    if (kept.value) values[static_cast<size_t>(*kept.value)] += kept.bytes;
   }
   const auto bytes = [&](double each, const char* what) { return ToBytes(each, cost.name, what); };
   const double parameters = cost.work.parameters;
@@ -99,6 +101,11 @@ LayerEstimate CostOf(std::string name, WorkOfLayer work, const CostSetup& setup)
   cost.optimizer_bytes = bytes(parameters * kOptimizerBytes, "optimizer state");
   cost.activation_bytes = bytes(activation, "activations");
   cost.w_stash_bytes = bytes(std::min(stash, activation), "weight stash");
+  if (cost.work.exchanges) {
+    cost.moe = ComponentsOf(cost, setup);
+    ValueBytes& of_values = cost.moe->values.emplace_back();
+    for (size_t v = 0; v < kValueCount; ++v) of_values[v] = static_cast<int64_t>(values[v]);
+  }
   cost.output_bytes = bytes(cost.work.output_bytes, "messages");
   return cost;
 }

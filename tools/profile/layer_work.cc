@@ -163,7 +163,7 @@ void AddAttention(const BlockShape& layer, WorkBuilder* builder) {
   AddNorms(builder, "norms", outer ? 3 : 2);
   AddResidual(builder);
   AddGathers(work.tokens, builder);
-  work.Keep("input", KeptUntil::kB, work.own_tokens, work.hidden, kBf16);
+  work.Keep("input", KeptUntil::kB, work.own_tokens, work.hidden, kBf16, Value::input);
   work.Keep("input, normed", KeptUntil::kW, work.own_tokens, work.hidden, work.cast);
   if (work.model.attention.latents()) {
     AddLatentProjections(heads, builder);
@@ -225,7 +225,7 @@ void AddExperts(WorkBuilder* builder) {
   AddGatedMlp("experts' ", rows, moe.width / work.tp, moe.experts / ep, WorkKind::kExperts,
               moe.expert_bias, builder);
   work.AddMemory("rows from experts", rows, work.hidden, 2 * kBf16, 2 * kBf16);
-  work.Keep("rows", KeptUntil::kW, rows / work.tp, work.hidden, work.cast);
+  work.Keep("rows", KeptUntil::kW, rows / work.tp, work.hidden, work.cast, Value::rows);
   work.Keep("gradients of rows from experts", KeptUntil::kFromBToW, rows / work.tp, work.hidden,
             work.cast);
   if (moe.shared_width > 0) {

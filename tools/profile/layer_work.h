@@ -1,9 +1,11 @@
 #pragma once
 
 #include <cstddef>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "compiler/plan/value.h"
 #include "tools/profile/setup.h"
 
 namespace contraflow {
@@ -35,6 +37,9 @@ struct Kept {
   std::string name;
   KeptUntil until = KeptUntil::kB;
   double bytes = 0;
+  /// Of what is kept from F: the value that it is part of; nothing: no part of a layer makes it
+  /// again.
+  std::optional<Value> value = {};
 };
 
 /// An all-to-all: bytes that a device sends to other nodes and, in its own, over NVLink.

@@ -6,6 +6,8 @@
 namespace contraflow {
 namespace {
 
+constexpr const char* kBothInputs = "both inputs";
+
 /// What each device sends for a token that visits `copies` other places, over a link.
 AllToAll Exchange(const WorkBuilder& work, int64_t bytes) {
   const MoeDims& moe = work.model.moe;
@@ -83,9 +85,14 @@ WorkOfLayer PredictionWork(const ModelShape& model, const CostSetup& setup, int6
             .rows = work.own_tokens,
             .in = 2 * work.hidden,
             .out = work.hidden});
-  work.Keep("both inputs", KeptUntil::kB, work.own_tokens, 2 * work.hidden, kBf16);
+  work.Keep(kBothInputs, KeptUntil::kB, work.own_tokens, 2 * work.hidden, kBf16);
   work.Keep("both inputs, normed", KeptUntil::kW, work.own_tokens, 2 * work.hidden, work.cast);
   AddBlock(model.layers.back(), &work);
+  for (Kept& kept : work.work()->kept) {
+    // The input of the block is made by the first half, of what nothing makes again.
+    if (kept.value == Value::input) kept.value = Value::scores;
+    if (kept.name == kBothInputs) kept.value.reset();
+  }
   // The head gets the model's output and that of each module.
   work.work()->output_bytes = Message(work) * static_cast<double>(index + 2);
   return work.Take();

@@ -78,8 +78,12 @@ void WorkBuilder::AddParameters(int64_t rows, int64_t width) {
 }
 
 void WorkBuilder::Keep(const std::string& name, KeptUntil until, int64_t rows, int64_t width,
-                       int64_t bytes) {
-  work_.kept.push_back({name, until, Real(rows) * Real(width) * Real(bytes)});
+                       int64_t bytes, std::optional<Value> value) {
+  const bool to_w = until == KeptUntil::kW;
+  if (!value && until != KeptUntil::kFromBToW) {
+    value = mlp_ ? (to_w ? Value::hidden : Value::gate) : (to_w ? Value::attention : Value::scores);
+  }
+  work_.kept.push_back({name, until, Real(rows) * Real(width) * Real(bytes), value});
 }
 
 void WorkBuilder::EndHalf() {

@@ -276,7 +276,8 @@ TEST_SUITE("property") {
         CHECK(RunAtAnyPace(plan, &random) == "");
         for (const Program& program : plan.programs) {
           for (const Instruction& i : program) {
-            if (IsRecompute(i.op) && i.op != Op::R) CHECK(cells.extent(i.stage).Has(i.op, i.layer));
+            if (!IsRecompute(i.op) || i.op == Op::R) continue;
+            CHECK(cells.extent(i.stage).Has(i.op, i.layer, plan.KindOf(i.stage, i.layer)));
           }
         }
       }

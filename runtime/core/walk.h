@@ -43,7 +43,7 @@ class ComponentWalk {
                  kWeight[] = {Op::MLP_W, Op::ATTN_W};
     const auto layer = [&](std::span<const Op> ops, int stage, int l, int microbatch) {
       for (const Op op : ops) {
-        if (IsRecompute(op) && !ExtentOf(i).Has(op, l)) continue;
+        if (IsRecompute(op) && !ExtentOf(i).Has(op, l, LayerKind::kMoe)) continue;
         visit(Component(op, stage, l, microbatch));
       }
     };

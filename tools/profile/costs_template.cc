@@ -60,7 +60,13 @@ std::string CostsTemplate() {
   "parameter_bytes": 436207616, "gradient_bytes": 872415232,
   "optimizer_bytes": 2617245696,
   "activation_bytes": 746586112, "w_stash_bytes": 352321536,
-  "output_bytes": 33554432
+  "output_bytes": 33554432,
+  // Optional, of each layer with "moe" or of none: the parts of its activation,
+  // for --recompute attention, experts and all-but-attention. Attention makes
+  // attention and scores; dispatch rows; the MLP gate and hidden; combine the
+  // input of the next layer.
+  "values": {"input": 33554432, "attention": 100663296, "scores": 209715200,
+             "rows": 67108864, "gate": 268435456, "hidden": 67108864}
 },
 {
   "name": "head",

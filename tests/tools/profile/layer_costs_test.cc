@@ -7,9 +7,12 @@
 #include <functional>
 #include <string>
 
+#include "compiler/files/cost_io.h"
 #include "compiler/files/profiles.h"
+#include "compiler/plan/value.h"
 #include "tests/support/failure.h"
 #include "tests/tools/profile/profile_support.h"
+#include "tools/profile/costs_file.h"
 
 namespace contraflow::layer_costs_test {
 namespace {
@@ -38,6 +41,47 @@ TEST_SUITE("unit") {
     CHECK(std::abs(static_cast<double>(SerialSum(estimated)) * 4 /
                        static_cast<double>(SerialSum(*measured.moe)) -
                    1) < 0.05);
+  }
+
+  TEST_CASE("layer costs: the values of a layer are its activation, whoever makes it") {
+    for (const char* name : {"deepseek-v3", "mixtral-8x7b", "llama-3.1-8b"}) {
+      for (const int64_t ep : {1, 8}) {
+        const ModelShape model = PublishedModel(name);
+        CostSetup setup = SetupOn("h100");
+        setup.expert_parallel = model.moe.experts > 0 ? ep : 1;
+        const ModelCosts costs = CostsOf(model, setup);
+        // What is written is read as it was.
+        const CostModel read = ReadCosts(WriteCostsByLayer(model, setup, costs), "c.json");
+        for (size_t i = 0; i < costs.layers.size(); ++i) {
+          const LayerEstimate& layer = costs.layers[i];
+          CAPTURE(layer.name);
+          REQUIRE(layer.moe.has_value() == layer.work.exchanges);
+          if (!layer.moe) continue;
+          int64_t sum = 0, to_w = 0, of_w = 0;
+          for (const Value v : kActivationOfLayer) {
+            const int64_t bytes = layer.moe->values[0][static_cast<size_t>(v)];
+            sum += bytes;
+            if (ArenaOf(v) == Arena::kStash) to_w += bytes;
+          }
+          for (const Kept& kept : layer.work.kept) {
+            if (kept.until == KeptUntil::kW) of_w += static_cast<int64_t>(kept.bytes);
+          }
+          CHECK(to_w == of_w);
+          // The two inputs of a prediction module stay.
+          const bool predicts = layer.name.starts_with("mtp");
+          const int64_t stays = predicts ? setup.tokens() * 2 * model.hidden * 2 : 0;
+          CHECK(sum == layer.activation_bytes - stays);
+          CHECK(read.layers[i].moe->values == layer.moe->values);
+          // By hand: a row a token and expert, of it the gated and the hidden width.
+          const int64_t rows = setup.tokens() * model.moe.top_k;
+          CHECK(layer.moe->values[0][static_cast<size_t>(Value::rows)] == rows * model.hidden * 2);
+          CHECK(layer.moe->values[0][static_cast<size_t>(Value::hidden)] ==
+                2 * (rows * model.moe.width + setup.tokens() * model.moe.shared_width));
+          CHECK(layer.moe->values[0][static_cast<size_t>(Value::gate)] ==
+                2 * layer.moe->values[0][static_cast<size_t>(Value::hidden)]);
+        }
+      }
+    }
   }
 
   TEST_CASE("layer costs: times keep the proportions of the profiles that ship") {

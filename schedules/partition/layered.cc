@@ -156,7 +156,7 @@ Spec OfShape(const Spec& spec, const Shape& shape) {
 void CheckBought(const Spec& spec, const SearchControl& control) {
   LayerStages& layers = control.made->StagesOf(spec.costs, OverlapOf(spec));
   Spec even = spec;
-  even.costs = layers.Make(EvenPartition(layers.layers(), spec.ranks));
+  even.costs = ChunkCosts(spec, &layers, EvenPartition(layers.layers(), spec.ranks));
   if (spec.recompute.choice != Recompute::Choice::kNone) CheckRecomputeLimit(even);
   CheckHostCost(even.costs, spec.offload.choice != Offload::Choice::kNone);
 }
@@ -166,7 +166,7 @@ bool Proves(const Spec& of, const SearchControl& control, Time step) {
   if (of.search.components) return false;
   LayerStages& layers = control.made->StagesOf(of.costs, OverlapOf(of));
   Spec even = of;
-  even.costs = layers.Make(EvenPartition(layers.layers(), of.ranks * of.chunks));
+  even.costs = ChunkCosts(of, &layers, EvenPartition(layers.layers(), of.ranks * of.chunks));
   const std::vector<Candidate> candidates = CandidatesOf(even);
   return !candidates.empty() &&
          BoundOfPartitions(of, &layers, candidates.front().frame, step).value >= step;

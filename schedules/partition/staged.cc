@@ -57,15 +57,19 @@ void CheckStages(const Spec& spec, LayerStages* layers, int stages) {
   CheckCosts(layers->Make(EvenPartition(layers->layers(), stages)), stages, spec.microbatches);
 }
 
-Spec StagedChunks(const Spec& spec, const Plan& frame, LayerStages* layers,
-                  const Partition& partition) {
-  Spec staged = spec;
+CostModel ChunkCosts(const Spec& spec, LayerStages* layers, const Partition& partition) {
   CostModel made = layers->Make(partition);
   // R of a part goes by components at every level.
   if (spec.recompute.choice != Recompute::Choice::kNone && KnowParts(spec.costs)) {
     AddComponents(*layers, partition, OverlapOf(spec), &made);
   }
-  staged.costs = OnRanks(made, frame);
+  return made;
+}
+
+Spec StagedChunks(const Spec& spec, const Plan& frame, LayerStages* layers,
+                  const Partition& partition) {
+  Spec staged = spec;
+  staged.costs = OnRanks(ChunkCosts(spec, layers, partition), frame);
   staged.partition = {};
   staged.search.components = false;
   return staged;

@@ -25,6 +25,9 @@ std::optional<Partition> FixedPartition(const Spec& spec, int stages);
 /// Throws Error if any stages made of the layers are wrong for the spec.
 void CheckStages(const Spec& spec, LayerStages* layers, int stages);
 
+/// The costs of the stages of a partition; with their components where parts may run again.
+CostModel ChunkCosts(const Spec& spec, LayerStages* layers, const Partition& partition);
+
 /// The spec with the stages of a partition in place of the layers, on the ranks of the frame; where
 /// its steps are those of components (SearchOptions::components), with these.
 Spec Staged(const Spec& spec, const Plan& frame, LayerStages* layers, const Partition& partition);

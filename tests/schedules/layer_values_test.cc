@@ -284,6 +284,18 @@ TEST_SUITE("property") {
     CHECK(with < without);
   }
 
+  TEST_CASE("layer values: each placement of `auto` finds a partition with parts") {
+    for (const char* placement : {"linear", "v", "interleaved", "wave", "bidirectional", "any"}) {
+      CAPTURE(placement);
+      Spec spec = MakeSpec("auto", 2, 6, MixedCosts());
+      spec.search.placement = ParsePlacement(placement);
+      spec.search.budget = 1'000'000;
+      spec.recompute = ParseRecompute("attention");
+      spec.memory_limit = 6000;
+      CHECK(Failure([&] { Compile(spec); }) == "accepted");
+    }
+  }
+
   TEST_CASE("layer values: plans that run no part again do not have them") {
     Spec spec = MakeSpec("1f1b", 2, 4, MixedCosts());
     spec.partition = ParsePartition("even");

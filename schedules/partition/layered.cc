@@ -90,10 +90,23 @@ Plan FromPublished(const Schedule& schedule, const Spec& spec, const SearchContr
     partitions.push_back(PartitionOf(schedule, one, frame, &layers));
     possible = offer(one, partitions.back());
   }
-  if (ways.size() > 1 && !FixedPartition(spec, frame.stages)) {
+  const bool buys = spec.recompute.choice != Recompute::Choice::kNone ||
+                    spec.offload.choice != Offload::Choice::kNone;
+  if (buys && !FixedPartition(spec, frame.stages)) {
     const Partition& last = partitions.back();
-    if (last != partitions.front() && choice.fits()) offer(ways.front(), last);
     const Partition even = EvenPartition(layers.layers(), frame.stages);
+    if (ways.size() == 1) {
+      // What runs again is not judged with a partition, so one that ignores it may do better.
+      Spec plain = spec;
+      plain.recompute = {};
+      plain.offload = {};
+      plain.memory_limit.reset();
+      plain.device_memory.reset();
+      const Partition without = PartitionOf(schedule, plain, frame, &layers);
+      if (without != last && without != even) offer(spec, without);
+    } else if (last != partitions.front() && choice.fits()) {
+      offer(ways.front(), last);
+    }
     if (even != last) possible |= offer(spec, even);
   }
   return choice.Take(possible);

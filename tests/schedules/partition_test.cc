@@ -171,6 +171,37 @@ TEST_SUITE("property") {
     CHECK((kSanitized || freed > 0));
   }
 
+  TEST_CASE(
+      "with full recompute no partition that is chosen without it does better, nor an even one") {
+    std::mt19937_64 random(29);
+    int better = 0;
+    for (int round = 0; round < CasesToDraw(30); ++round) {
+      const int ranks = 2 + static_cast<int>(random() % 4);
+      Spec spec = MakeSpec("", ranks, 2 * ranks,
+                           RandomLayers(&random, 2 * ranks + static_cast<int>(random() % 9), true));
+      for (LayerCost& layer : spec.costs.layers) layer.output_bytes = 1;
+      for (const char* schedule : {"1f1b", "zb-1p", "zb-v"}) {
+        spec.schedule = schedule;
+        CAPTURE(schedule);
+        CAPTURE(round);
+        const std::vector<int> without = Compile(spec).costs->partition;
+        const auto step = [&](const PartitionChoice& partition) {
+          Spec full = spec;
+          full.partition = partition;
+          full.recompute.choice = Recompute::Choice::kFull;
+          const Plan plan = Compile(full);
+          return Simulate(plan, *plan.costs).makespan;
+        };
+        const Time free = step({.kind = Kind::kAuto});
+        CHECK(free <= step({.kind = Kind::kList, .layers = without}));
+        const Time even = step({.kind = Kind::kEven});
+        CHECK(free <= even);
+        better += free < even;
+      }
+    }
+    CHECK(better > 0);
+  }
+
   TEST_CASE("a balanced partition of one stage a rank is the best by what it looks at") {
     std::mt19937_64 random(3);
     for (int round = 0; round < CasesToDraw(60); ++round) {

@@ -196,7 +196,19 @@ Plan Compile(Spec spec, const CompileOptions& options) {
   const bool layers =
       HasComponents(spec.costs.layers) && (options.level == Level::kComponent || values);
   spec.search.components = options.level >= Level::kComponent && (spec.costs.moe || layers);
+  // A chunk has one slot for all that it holds, and no values of what runs again alone.
+  const bool opaque = options.level == Level::kBuffer && !spec.search.components;
+  if (opaque && spec.recompute.choice == Recompute::Choice::kAuto) {
+    spec.recompute.whole_stages = true;
+    spec.costs.shares.clear();
+  }
   Plan plan = GeneratePlan(spec, options.control);
+  if (const RecomputedCells recomputed(plan);
+      opaque && (recomputed.in_layers() || recomputed.in_parts())) {
+    throw Error(
+        "`recompute`: at `level` buffer a chunk has no values of some of its layers; give "
+        "`level` comm, or `recompute` full");
+  }
   // A searched plan may have other stages than the costs: then it brings its own, and its limit.
   CostModel costs = plan.costs ? *plan.costs : spec.costs;
   // The layers of a model made these; what nothing goes by need not be in the file.

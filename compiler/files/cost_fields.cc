@@ -202,6 +202,9 @@ void AddValues(const JsonCursor& layer, const JsonCursor& field, LayerCost* cost
         "say what the parts of a layer hold, and this one has none; give \"moe\" or "
         "\"dense\" in place of \"f\", \"b\" and \"w\", or drop them");
   }
+  std::vector<std::string_view> parts;
+  for (const Value value : kActivationOfLayer) parts.push_back(Name(value));
+  field.Keys("an object with the bytes of the parts of an activation", parts);
   cost->moe->values = ReadValues(field);
   int64_t activation = 0, stash = 0;
   for (const Value value : kActivationOfLayer) {
@@ -209,6 +212,7 @@ void AddValues(const JsonCursor& layer, const JsonCursor& field, LayerCost* cost
     activation += bytes;
     if (ArenaOf(value) == Arena::kStash) stash += bytes;
   }
+  if (activation == 0) field.Fail("says nothing of any part; give one at least, or drop it");
   if (!layer.Optional("activation_bytes")) {
     if (activation > kMaxBytes) {
       field.Fail("the activation of the layer adds up to more than " + std::to_string(kMaxBytes) +

@@ -63,6 +63,8 @@ struct Recompute {
   /// How many of a stage's layers run again, from its first on: one number for all that are chosen,
   /// or one for each of `stages`, which are then all stages, 0 for none; empty: all layers.
   std::vector<int> layers = {};
+  /// Of kAuto: whole stages alone, neither parts nor some of their layers.
+  bool whole_stages = false;
 
   /// True if no stage holds less with any other.
   bool everything() const {

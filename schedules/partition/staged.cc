@@ -63,6 +63,7 @@ CostModel ChunkCosts(const Spec& spec, LayerStages* layers, const Partition& par
   if (spec.recompute.choice != Recompute::Choice::kNone && KnowParts(spec.costs)) {
     AddComponents(*layers, partition, OverlapOf(spec), &made);
   }
+  if (spec.recompute.whole_stages) made.shares.clear();
   return made;
 }
 

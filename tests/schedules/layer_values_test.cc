@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -32,8 +33,9 @@ constexpr const char* kMoe =
         "w_stash_bytes": 300,
         "moe": {"attn_f": 2, "dispatch_f": 1, "mlp_f": 4, "combine_f": 1.5, "combine_b": 1,
                 "mlp_b": 5, "dispatch_b": 1.5, "attn_b": 3, "mlp_w": 4, "attn_w": 2},
-        "values": {"input": 55, "attention": 95, "scores": 155, "rows": 80, "gate": 310,
-                   "hidden": 160, "combined": 70, "drows": 999}})";
+        "values": {"input": 55, "attention": 95, "scores": 155, "rows": 80, "gate": 310, "hidden": 160, "combined": 70}})";
+constexpr const char* kValuesOfMoe =
+    R"({"input": 55, "attention": 95, "scores": 155, "rows": 80, "gate": 310, "hidden": 160, "combined": 70})";
 constexpr const char* kHead =
     R"({"name": "head", "f": 2, "b": 2, "w": 2, "activation_bytes": 400, "w_stash_bytes": 40})";
 
@@ -122,7 +124,6 @@ TEST_SUITE("unit") {
     CHECK(costs.layers[2].w_stash_bytes == 300);
     const ValueBytes& values = costs.layers[2].moe->ValuesOf(0);
     CHECK(values[static_cast<size_t>(Value::rows)] == 80);
-    CHECK(values[static_cast<size_t>(Value::drows)] == 999);
     CHECK(Read(WriteCosts(costs)) == costs);
     CHECK(WriteCosts(Read(WriteCosts(costs))) == WriteCosts(costs));
   }
@@ -136,10 +137,12 @@ TEST_SUITE("unit") {
          "c.json: /layers/1/values/gate: must be a number of bytes in 0..1099511627776, is -1"},
         {{Replaced(kDense, "scores", "score")},
          "c.json: /layers/0/values: unknown key \"score\" (did you mean \"scores\"?); known are: "
-         "input, "
-         "output, attention, scores, dispatched, rows, gate, hidden, expert_out, combined, head, "
-         "doutput, dcombined, dweight, drows, dgate, dsorted, ddispatched, dexpert, dattention, "
-         "attention_work, dinput, activation, stash"},
+         "input, attention, scores, rows, gate, hidden, combined"},
+        {{Replaced(kMoe, "\"rows\"", "\"drows\"")},
+         "c.json: /layers/0/values: unknown key \"drows\" (did you mean \"rows\"?); known are: "
+         "input, attention, scores, rows, gate, hidden, combined"},
+        {{Replaced(kMoe, kValuesOfMoe, "{}")},
+         "c.json: /layers/0/values: says nothing of any part; give one at least, or drop it"},
         {{kDense, Replaced(kMoe, "\"activation_bytes\": 1000", "\"activation_bytes\": 924")},
          "c.json: /layers/1/values: are parts of \"activation_bytes\", 924, and input, attention, "
          "scores, rows, gate, hidden and combined add up to 925"},
@@ -282,6 +285,43 @@ TEST_SUITE("property") {
       without += stages;
     }
     CHECK(with < without);
+  }
+
+  TEST_CASE(
+      "layer values: at level buffer whole stages run again, of costs that know layers, too") {
+    CostModel plain = MixedCosts();
+    for (LayerCost& layer : plain.layers) {
+      if (layer.moe) layer.moe->values.clear();
+    }
+    int chosen = 0;
+    for (const char* schedule : {"1f1b", "zb-v", "dualpipe", "auto"}) {
+      for (const CostModel& costs : {MixedCosts(), plain}) {
+        CAPTURE(schedule);
+        Spec spec = MakeSpec(schedule, 2, 6, costs);
+        spec.search.budget = 1'000'000;
+        spec.recompute = ParseRecompute("auto");
+        for (const int64_t limit : {3000, 4500, 6000}) {
+          spec.memory_limit = limit;
+          std::optional<Plan> plan;
+          const std::string why = Failure([&] { plan = Compile(spec, {.level = Level::kBuffer}); });
+          if (!plan) {
+            CHECK(why.find("memory_limit") != std::string::npos);
+            continue;
+          }
+          CHECK(Verify(*plan).empty());
+          const RecomputedCells cells(*plan);
+          CHECK_FALSE(cells.in_layers());
+          CHECK_FALSE(cells.in_parts());
+          chosen += cells.any();
+        }
+        spec.memory_limit.reset();
+        spec.recompute = ParseRecompute("layers=1");
+        CHECK(Failure([&] { Compile(spec, {.level = Level::kBuffer}); }) ==
+              "`recompute`: at `level` buffer a chunk has no values of some of its layers; give "
+              "`level` comm, or `recompute` full");
+      }
+    }
+    CHECK(chosen > 0);
   }
 
   TEST_CASE("layer values: each placement of `auto` finds a partition with parts") {

@@ -279,6 +279,7 @@ class Memory {
   Memory(const Plan& plan, const CostModel& costs, std::optional<int64_t> limit)
       : limit_(costs),
         offloads_(OffloadedCells(plan).any()),
+        recomputes_(RecomputedCells(plan).any()),
         serial_(Simulate(plan, costs)),
         largest_(plan.programs.size(), limit_.activation()) {
     for (const Route& route : plan.routes) {
@@ -300,6 +301,8 @@ class Memory {
     const int64_t most = *limit_.amount();
     std::vector<std::vector<int>> caps = {CapsFor(std::min(own_, most))};
     if (most > own_) caps.push_back(CapsFor(most));
+    // Most cells that wait hold little of what an activation does.
+    if (recomputes_) caps.push_back(CapsFor(0));
     return caps;
   }
 
@@ -320,7 +323,7 @@ class Memory {
   }
 
   MemoryLimit limit_;
-  const bool offloads_;
+  const bool offloads_, recomputes_;
   Simulation serial_;             // without copies to the host
   std::vector<int64_t> largest_;  // of each rank: of the activations of its stages
   int64_t own_ = 0;
@@ -391,6 +394,12 @@ Plan ExpandComponents(const Plan& plan, const CostModel& costs, Overlap overlap,
     if (!best || MakespanOf(shared, costs) < MakespanOf(*best, costs)) best = std::move(shared);
   }
   Plan serially_run = write(serially, &serial_shapes, caps.front());
+  // With R the next cell's activation is there as soon as lanes are shared, which may be too much;
+  // then each chunk still has its weight gradients in its own gaps.
+  Plan alone = write(serially, &shapes, caps.front());
+  if (memory.Fits(alone, costs) && MakespanOf(alone, costs) < MakespanOf(serially_run, costs)) {
+    serially_run = std::move(alone);
+  }
   if (!best || MakespanOf(*best, costs) > MakespanOf(serially_run, costs)) return serially_run;
   return *std::move(best);
 }

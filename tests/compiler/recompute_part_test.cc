@@ -102,6 +102,32 @@ TEST_SUITE("property") {
     }
   }
 
+  TEST_CASE(
+      "part: as components a step with R takes no longer than as chunks, in the same memory") {
+    std::mt19937_64 random(23);
+    for (int round = 0; round < CasesToDraw(12); ++round) {
+      const CostModel costs = SomeCosts(&random);
+      for (const char* schedule : {"1f1b", "interleaved-1f1b", "zb-v", "dualpipe"}) {
+        CAPTURE(schedule);
+        CAPTURE(round);
+        Spec spec = MakeSpec(schedule, 2 + 2 * static_cast<int>(random() % 2), 8, costs);
+        spec.recompute.choice = Recompute::Choice::kFull;
+        spec.recompute.part = round % 4 == 0 ? RecomputePart::kFull : kSomeParts[round % 4 - 1];
+        const Plan order = GeneratePlan(spec);
+        const Plan chunks = Lower(order, costs, {.target = Level::kComm});
+        const Plan components = Lower(order, costs, {.target = Level::kComponent});
+        const Simulation before = Simulate(chunks, costs), after = Simulate(components, costs);
+        CHECK(after.makespan <= before.makespan);
+        const auto peak = [](const Simulation& simulation) {
+          int64_t most = 0;
+          for (const RankFigures& rank : simulation.ranks) most = std::max(most, rank.peak_bytes);
+          return most;
+        };
+        CHECK(peak(after) <= peak(before));
+      }
+    }
+  }
+
   TEST_CASE("part: mutants of what runs again are rejected or run right") {
     std::mt19937_64 random(12);
     const auto below = [&](size_t size) { return static_cast<size_t>(random() % size); };

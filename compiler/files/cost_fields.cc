@@ -177,6 +177,16 @@ std::vector<ValueBytes> ReadValues(const JsonCursor& values, int layers) {
   return bytes;
 }
 
+std::pair<int64_t, int64_t> ActivationOf(std::span<const int64_t> values) {
+  int64_t activation = 0, stash = 0;
+  for (const Value value : kActivationOfLayer) {
+    const int64_t bytes = values[static_cast<size_t>(value)];
+    activation += bytes;
+    if (ArenaOf(value) == Arena::kStash) stash += bytes;
+  }
+  return {activation, stash};
+}
+
 Json ValuesToJson(const std::vector<ValueBytes>& values) {
   Json object = Json::object();
   for (size_t v = 0; v < kValueCount; ++v) {
@@ -206,12 +216,7 @@ void AddValues(const JsonCursor& layer, const JsonCursor& field, LayerCost* cost
   for (const Value value : kActivationOfLayer) parts.push_back(Name(value));
   field.Keys("an object with the bytes of the parts of an activation", parts);
   cost->moe->values = ReadValues(field);
-  int64_t activation = 0, stash = 0;
-  for (const Value value : kActivationOfLayer) {
-    const int64_t bytes = cost->moe->values[0][static_cast<size_t>(value)];
-    activation += bytes;
-    if (ArenaOf(value) == Arena::kStash) stash += bytes;
-  }
+  const auto [activation, stash] = ActivationOf(cost->moe->values[0]);
   if (activation == 0) field.Fail("says nothing of any part; give one at least, or drop it");
   if (!layer.Optional("activation_bytes")) {
     if (activation > kMaxBytes) {

@@ -2,7 +2,10 @@
 
 // Fields that costs by stage and costs by layer share.
 
+#include <cstdint>
 #include <optional>
+#include <span>
+#include <utility>
 #include <vector>
 
 #include "compiler/files/cost_io.h"
@@ -37,6 +40,8 @@ void AddComponents(const MoeCost& moe, Unit unit, Json* object);
 /// Bytes of what a layer holds, by Value; those that are not given have none. With `layers` each
 /// may be a list with one entry for each of so many.
 std::vector<ValueBytes> ReadValues(const JsonCursor& values, int layers = 0);
+/// What a layer with these values holds from F to the end of B, and of that what to the end of W.
+std::pair<int64_t, int64_t> ActivationOf(std::span<const int64_t> values);
 Json ValuesToJson(const std::vector<ValueBytes>& values);
 
 /// The layers of a model: an array of objects with "name", "repeat", a cost or components, and

@@ -218,12 +218,7 @@ std::vector<int64_t> ReadStageBytes(const std::optional<JsonCursor>& field) {
 
 /// What a stage holds from F to the end of B, and of W, by the values of its layers.
 void DeriveActivations(const JsonCursor& memory, const MoeCost& moe, MemoryCost* cost) {
-  int64_t activation = 0, stash = 0;
-  for (const Value value : kActivationOfLayer) {
-    const int64_t bytes = cost->values[static_cast<size_t>(value)];
-    activation += bytes;
-    if (ArenaOf(value) == Arena::kStash) stash += bytes;
-  }
+  const auto [activation, stash] = ActivationOf(cost->values);
   cost->activation_bytes = activation * moe.layers_per_stage;
   if (cost->activation_bytes > kMaxBytes) {
     memory.Required("values").Fail("the activations of a stage's layers add up to more than " +

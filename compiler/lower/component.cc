@@ -393,14 +393,13 @@ Plan ExpandComponents(const Plan& plan, const CostModel& costs, Overlap overlap,
     // A run that shares lanes knows nothing of waiting for RELOAD.
     if (!best || MakespanOf(shared, costs) < MakespanOf(*best, costs)) best = std::move(shared);
   }
-  Plan serially_run = write(serially, &serial_shapes, caps.front());
   // With R the next cell's activation is there as soon as lanes are shared, which may be too much;
   // then each chunk still has its weight gradients in its own gaps.
-  Plan alone = write(serially, &shapes, caps.front());
-  if (memory.Fits(alone, costs) && MakespanOf(alone, costs) < MakespanOf(serially_run, costs)) {
-    serially_run = std::move(alone);
+  for (ChunkShapes* const own : {&serial_shapes, &shapes}) {
+    Plan run = write(serially, own, caps.front());
+    if (own == &shapes && !memory.Fits(run, costs)) continue;
+    if (!best || MakespanOf(run, costs) < MakespanOf(*best, costs)) best = std::move(run);
   }
-  if (!best || MakespanOf(*best, costs) > MakespanOf(serially_run, costs)) return serially_run;
   return *std::move(best);
 }
 

@@ -321,13 +321,11 @@ struct CellBytes {
   int64_t kept_stash = 0;
 };
 
-/// Of a chunk of stage s. Throws Error if chunks are recomputed and the costs do not say what they
-/// hold meanwhile (InputBytes), or which layers they have.
+/// Of a chunk of stage s; of one that does not run again all is its input. Throws Error if chunks
+/// are recomputed and the costs do not say what they hold meanwhile (InputBytes), or which layers
+/// they have.
 CellBytes BytesOfCell(const CostModel& costs, int s, bool recomputes,
                       const RecomputeExtent& extent = {});
-/// Of a chunk of each of so many stages, of which this much is recomputed; empty: nothing is.
-std::vector<CellBytes> BytesOfCells(const CostModel& costs, int stages,
-                                    const std::vector<RecomputeExtent>& recomputed);
 
 /// Why the durations of one stage contradict each other (a full backward shorter than its parts, a
 /// pair shorter than its longer chain, a sum over kMaxCost), or "".

@@ -280,9 +280,7 @@ std::vector<CellBytes> BytesOfCells(const CostModel& costs, const RecomputedCell
                                     int stages) {
   std::vector<CellBytes> cells;
   for (int s = 0; s < stages; ++s) {
-    const bool again = recomputed.HasStage(s);
-    cells.push_back(BytesOfCell(costs, s, again, recomputed.extent(s)));
-    if (!again) cells.back().input = cells.back().activation;
+    cells.push_back(BytesOfCell(costs, s, recomputed.HasStage(s), recomputed.extent(s)));
   }
   return cells;
 }

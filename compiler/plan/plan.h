@@ -221,7 +221,7 @@ class RecomputedCells : public MarkedCells {
   std::vector<First> first_;
 };
 
-/// Of a chunk of each of so many stages; of one that does not run again all is its input.
+/// BytesOfCell of each of so many stages.
 std::vector<CellBytes> BytesOfCells(const CostModel& costs, const RecomputedCells& recomputed,
                                     int stages);
 

@@ -169,7 +169,10 @@ CellBytes BytesOfCell(const CostModel& costs, int s, bool recomputes,
                       const RecomputeExtent& extent) {
   if (!costs.memory || costs.memory->activation_bytes == 0) return {};
   CellBytes bytes = {.activation = costs.memory->activation(s), .stash = costs.memory->stash(s)};
-  if (!recomputes) return bytes;
+  if (!recomputes) {
+    bytes.input = bytes.activation;
+    return bytes;
+  }
   if (extent.part != RecomputePart::kFull) {
     bytes.input = std::max<int64_t>(0, bytes.activation - DroppedBytes(costs, s, extent));
   } else {
@@ -185,17 +188,6 @@ CellBytes BytesOfCell(const CostModel& costs, int s, bool recomputes,
   }
   bytes.kept_stash = std::max<int64_t>(0, bytes.input - (bytes.activation - bytes.stash));
   return bytes;
-}
-
-std::vector<CellBytes> BytesOfCells(const CostModel& costs, int stages,
-                                    const std::vector<RecomputeExtent>& recomputed) {
-  std::vector<CellBytes> cells;
-  for (int s = 0; s < stages; ++s) {
-    cells.push_back(recomputed.empty()
-                        ? BytesOfCell(costs, s, false)
-                        : BytesOfCell(costs, s, true, recomputed[static_cast<size_t>(s)]));
-  }
-  return cells;
 }
 
 }  // namespace contraflow

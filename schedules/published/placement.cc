@@ -115,10 +115,8 @@ Plan SerialOrder(const Plan& frame) {
 }
 
 int64_t SerialPeak(const Plan& frame, const CostModel& costs, bool recomputed) {
-  std::vector<CellBytes> cells = BytesOfCells(
-      costs, frame.stages,
-      std::vector<RecomputeExtent>(recomputed ? static_cast<size_t>(frame.stages) : 0));
-  for (CellBytes& bytes : cells) bytes.input = recomputed ? bytes.input : bytes.activation;
+  std::vector<CellBytes> cells;
+  for (int s = 0; s < frame.stages; ++s) cells.push_back(BytesOfCell(costs, s, recomputed));
   return SerialPeak(frame, cells);
 }
 

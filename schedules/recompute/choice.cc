@@ -35,7 +35,6 @@ using StageOptions = std::vector<StageOption>;
 
 StageOptions OptionsOf(const CostModel& costs, int s, RecomputePart part, Grain grain) {
   StageOptions options = {{{}, 0, BytesOfCell(costs, s, false)}};
-  options[0].bytes.input = options[0].bytes.activation;
   const auto add = [&](const RecomputeExtent& extent) {
     if (!HasSome(costs, s, extent)) return;
     const CellBytes bytes = BytesOfCell(costs, s, true, extent);

@@ -172,12 +172,9 @@ Spec Fused(const Schedule& schedule, const Spec& spec, bool whole) {
   next = chosen.begin();
   for (int s = 0; s < (alike ? 1 : stages); ++s) {
     const bool again = next != chosen.end() && next->stage == s;
-    CellBytes bytes = BytesOfCell(spec.costs, s, again, again ? next->extent : RecomputeExtent());
-    if (again) {
-      ++next;
-    } else {
-      bytes.input = bytes.activation;
-    }
+    const CellBytes bytes =
+        BytesOfCell(spec.costs, s, again, again ? next->extent : RecomputeExtent());
+    if (again) ++next;
     beside = std::max(beside, bytes.activation - held(bytes));
     memory.activation_bytes = std::min(memory.activation_bytes, held(bytes));
     if (!alike) memory.activation_of[static_cast<size_t>(s)] = held(bytes);

@@ -23,8 +23,11 @@ RecomputedProblem::RecomputedProblem(const Plan& plan, const CostModel& costs,
       limit_(limit) {
   // Of stages that are not recomputed yet, too.
   const RecomputedCells recomputed(plan);
-  for (int s = 0; s < stages_; ++s) extents_.push_back(recomputed.extent(s));
-  if (limit && MemoryLimit(costs).bytes()) cells_ = BytesOfCells(costs, plan.stages, extents_);
+  const bool bytes = limit && MemoryLimit(costs).bytes();
+  for (int s = 0; s < stages_; ++s) {
+    extents_.push_back(recomputed.extent(s));
+    if (bytes) cells_[static_cast<size_t>(s)] = BytesOfCell(costs, s, true, extents_.back());
+  }
   const size_t chunks = static_cast<size_t>(plan.stages) * static_cast<size_t>(plan.microbatches);
   before_.assign(chunks, -1);
   hop_.assign(chunks, 0);

@@ -18,8 +18,8 @@ std::vector<CellBytes> LeastCells(const Candidate& candidate, const Recompute& r
                                   int given) {
   const CostModel& costs = candidate.spec.costs;
   const int stages = candidate.frame.stages;
-  std::vector<CellBytes> cells = BytesOfCells(costs, stages, {});
-  for (CellBytes& bytes : cells) bytes.input = bytes.activation;
+  std::vector<CellBytes> cells;
+  for (int s = 0; s < stages; ++s) cells.push_back(BytesOfCell(costs, s, false));
   if (recompute.choice == Recompute::Choice::kNone) return cells;
   Spec spec = candidate.spec;
   spec.recompute = RepartitionRecompute(recompute, given, stages);

@@ -238,7 +238,7 @@ void OwnCores(const Options& options) {
       Plan plan = Planned(schedule, kOwnCores, MeasuredCosts(options.steps));
       if (options.measured_in == "same") {
         const CostModel costs = Train(plan, options.steps, false).costs;
-        plan = Planned(schedule, kOwnCores, costs);
+        plan.costs = OnRanks(StagesForPlan(costs, plan, Overlap::kAll), plan);
       }
       rows[schedule].Add(plan, Train(plan, options.steps, false));
     }
@@ -284,8 +284,8 @@ int main(int argc, char** argv) {
                               "ranks with cores of their own, or costs padded by sleeping\n"
                               "(default: all)");
         contraflow::AddChoice(app, "--measured-in", &options.measured_in, "zb-1p|same",
-                              "for own cores: measure costs while zb-1p runs, or the schedule\n"
-                              "itself (default: zb-1p)");
+                              "for own cores: measure costs while zb-1p runs, or the plan that\n"
+                              "is predicted (default: zb-1p)");
       },
       [&] { return contraflow::Main(options); });
 }

@@ -68,6 +68,7 @@ Plan GenerateWithBudgets(const Schedule& schedule, const Spec& spec, const Searc
     if (best && control.stopped()) break;
     Spec part = spec;
     part.search.budget = budget;
+    part.search.lesser_limits = false;
     try {
       Plan plan = GenerateOnce(schedule, part, control);
       const PlanWorth judged = WorthOfPlan(plan, spec);

@@ -43,6 +43,8 @@ struct SearchOptions {
   /// A third more than the budget is spent to make sure that four times the budget gives no longer
   /// step.
   bool monotone = true;
+  /// Lesser limits are searched, too, so that more memory gives no longer step.
+  bool lesser_limits = true;
 
   bool operator==(const SearchOptions&) const = default;
 };

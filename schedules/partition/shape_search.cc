@@ -278,7 +278,7 @@ class ShapeSearch {
     Spec staged = Staged(of_, frame_, &layers_, partition);
     staged.search.budget = budget;
     // Another budget looks at other partitions, whatever is sure of each: all of it is repeated.
-    staged.search.monotone = false;
+    staged.search.monotone = staged.search.lesser_limits = false;
     FoundPlan found = SearchStaged(staged, control_);
     const Provenance& provenance = *found.plan.provenance;
     if (provenance.makespan > provenance.bound) left_ -= budget;

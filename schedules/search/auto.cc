@@ -14,7 +14,6 @@
 // plan is never longer than any schedule of the table that fits the same placement and memory.
 
 #include <algorithm>
-#include <numeric>
 #include <optional>
 #include <string>
 #include <utility>
@@ -22,249 +21,177 @@
 
 #include "compiler/bound/bound.h"
 #include "compiler/plan/error.h"
+#include "compiler/plan/memory_limit.h"
 #include "compiler/simulate/simulate.h"
-#include "schedules/pairs/lowered_search.h"
 #include "schedules/published/placement.h"
 #include "schedules/published/rows.h"
+#include "schedules/search/candidate_search.h"
 #include "schedules/search/candidates.h"
-#include "schedules/search/exact_search.h"
-#include "schedules/search/ladder.h"
 #include "schedules/search/portfolio.h"
-#include "schedules/search/search.h"
 
 namespace contraflow {
 namespace {
 
-/// What was found for one candidate.
-struct Choice {
-  Plan plan;
-  Time step = 0;  ///< its makespan with reductions and optimizer steps, of components if asked for
+/// Where a candidate's bound is the time that a step takes at least. Not where components overlap
+/// from chunk to chunk or other micro-batches may come to a route.
+bool BoundHolds(const Candidate& candidate, const Spec& asked) {
+  const bool components = asked.search.components && asked.costs.components();
+  return !components && !SharesOutMicrobatches(candidate, asked.search);
+}
+
+/// Limits that a candidate with more room is searched at, too, in quarters of 1x (P activations of
+/// a whole rank).
+constexpr int kQuarters[] = {1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 24, 32};
+/// Of those at which the bound is that without any limit, so many; fewer where each takes long or
+/// is searched with two kinds of overlap.
+constexpr int kMostFree = 3, kMostFreeOverlapped = 1;
+
+/// A candidate at one of these limits, or at its own.
+struct Room {
+  Candidate candidate;
+  Time bound = 0;
 };
 
-/// Control of a part of a search, from one share of the whole to another: reports count the whole,
-/// and say what it is a part of.
-SearchControl ControlOf(const SearchControl& all, double from, double to, const std::string& name) {
-  if (!all.report) return all;
-  const auto report = [=, report = all.report](const SearchState& state) {
-    SearchState total = state;
-    const std::string phase = name + std::string(state.phase);
-    total.phase = phase;
-    total.spent = from + state.spent * (to - from);
-    report(total);
-  };
-  return {.stop = all.stop, .report = report, .made = all.made};
-}
-
-/// Of two orders the longer may make the shorter step, with reductions and optimizer steps or taken
-/// apart into components; no published one that fits may.
-void PreferShorterSteps(const SearchProblem& problem, const std::vector<Plan>& published,
-                        const SearchOptions& options, Choice* choice) {
-  if (!LongerThanOrder(problem.costs, options)) return;
-  for (const Plan& plan : published) {
-    const std::optional<Order> order = ToOrder(problem, plan);
-    if (!order || !Evaluate(problem, *order).fits) continue;
-    const Time step = StepTime(plan, problem.costs, problem.limit, options);
-    if (step >= choice->step) continue;
-    choice->step = step;
-    choice->plan.programs = plan.programs;
-    choice->plan.provenance->from = plan.schedule;
-    choice->plan.provenance->makespan = Simulate(plan, problem.costs).makespan;
-  }
-}
-
-/// True where the components of neighbouring chunks share lanes, so that an order takes another
-/// time than its chunks one behind the other.
-bool SharesLanes(const Spec& spec) {
-  return spec.search.components && spec.costs.components() &&
-         spec.costs.derived.value_or(Overlap::kAll) == Overlap::kAll;
-}
-
-/// A second search, of the order as it runs on its lanes.
-void ImproveOnLanes(const Spec& spec, SearchWork* work, Choice* choice) {
-  work->Enter("lanes");
-  Plan better = ImproveLowered(choice->plan, spec.costs, spec.memory_limit, spec.search.seed, work);
-  const Time step = StepTime(better, spec.costs, spec.memory_limit, spec.search);
-  if (step >= choice->step) return;
-  choice->step = step;
-  choice->plan.programs = std::move(better.programs);
-  choice->plan.provenance->makespan = Simulate(choice->plan, spec.costs).makespan;
-  choice->plan.provenance->from =
-      ("lanes, from " + choice->plan.provenance->from).substr(0, kMaxFrom);
-}
-
-/// What the other searches of a small candidate may take, of its budget, before all of its
-/// schedules are looked at, and what that may take of the rest.
-constexpr int64_t kFirstShare = 8, kExactShare = 2;
-
-/// True where micro-batches that differ may come in any order: weight gradients add up in that of
-/// the plan, but PyTorch takes none other than ascending in its last stage.
-bool MixesMicrobatches(const Candidate& candidate, const SearchOptions& options) {
-  const Spec& spec = candidate.spec;
-  return spec.costs.unlike_microbatches() && !SharesStages(candidate.frame) && options.noise == 0 &&
-         spec.target != Target::kTorch;
-}
-
-/// True where all schedules of a candidate can be looked at. Sums over micro-batches of two routes
-/// are kept in ascending order by numbering micro-batches anew, which must be alike for that.
-bool IsSmall(const Candidate& candidate, const SearchOptions& options) {
-  if (options.noise > 0 || SharesLanes(candidate.spec)) return false;
-  if (!TakesExactly(candidate.frame)) return false;
-  // Only micro-batches that differ are mixed.
-  return !candidate.spec.costs.unlike_microbatches() || MixesMicrobatches(candidate, options);
-}
-
-/// Looks at all schedules of a small candidate that are shorter than what was `found`, in `plan`.
-/// Where the budget ends before that, local search goes on. Returns the bound: where all have been
-/// looked at, the shortest proves itself.
-Time SearchSmall(const Candidate& candidate, const SearchProblem& problem, Time bound,
-                 const SearchOptions& options, SearchWork* work, SearchResult* found, Plan* plan) {
-  const Spec& spec = candidate.spec;
-  ExactSearch exact = SearchExactly(candidate.frame, spec.costs, spec.memory_limit, {},
-                                    found->makespan, bound, work->left() / kExactShare, work);
-  if (!exact.programs.empty()) {
-    plan->programs = std::move(exact.programs);
-    found->makespan = exact.makespan;
-    found->from = "exact search";
-  }
-  if (exact.complete) return found->makespan;
-  // A schedule that mixes the order of micro-batches is no order to go on from.
-  const std::optional<Order> order = ToOrder(problem, *plan);
-  if (!order) return bound;
-  found->order = *order;
-  const Time before = found->makespan;
-  ImproveWithin(problem, bound, options.seed, work->left(), work, found);
-  if (found->makespan < before) plan->programs = ToPlan(problem, found->order).programs;
-  return bound;
-}
-
-/// What a candidate is searched with, whatever the budget.
-struct Beginning {
-  SearchProblem problem;
-  std::vector<Plan> published;
-};
-
-Beginning BeginningOf(const Candidate& candidate, Time bound, const SearchOptions& options) {
-  const Spec& spec = candidate.spec;
-  // What reaches the bound is enough, unless other figures than its makespan count as well.
-  const bool makespan_only = !LongerThanOrder(spec.costs, spec.search) && options.noise == 0;
-  return {MakeProblem(candidate.frame, spec.costs, spec.memory_limit),
-          PublishedOrders(candidate, makespan_only ? std::optional(bound) : std::nullopt)};
-}
-
-Choice SearchOnce(const Candidate& candidate, const Beginning& beginning, Time bound,
-                  const Spec& asked, const SearchOptions& options, const SearchControl& control) {
-  const Spec& spec = candidate.spec;
-  const auto& [problem, published] = beginning;
-  SearchWork work(options, control);
-  // Where lanes are shared, half of the work is left for the search on them.
-  std::optional<SearchResult> found;
-  const bool lanes = SharesLanes(spec) && !SharesStages(candidate.frame);
-  const bool small = IsSmall(candidate, options);
-  if (lanes || small) {
-    SearchOptions part = options;
-    part.budget /= lanes ? 2 : kFirstShare;
-    SearchWork first(part, control);
-    found = Search(problem, published, bound, part, &first);
-    work.Spend(part.budget / SearchWork::kNanosecondsEach - first.left());
-  } else {
-    found = Search(problem, published, bound, options, &work);
-  }
-  if (!found) {
-    // Policies may miss what is tight; this one holds least of all.
-    const std::vector<Plan> serial = {SerialOrder(candidate.frame)};
-    found = Search(problem, serial, bound, options, &work);
-  }
-  CF_ASSERT(found);
-  Choice choice{ToPlan(problem, found->order), 0};
-  if (small && found->makespan > bound) {
-    bound = SearchSmall(candidate, problem, bound, options, &work, &*found, &choice.plan);
-  }
-  if (SharesStages(choice.plan)) choice.plan = RenumberMicrobatches(std::move(choice.plan));
-  choice.plan.costs = spec.costs;
-  choice.plan.provenance = ProvenanceOf(candidate, asked, found->from, found->makespan, bound);
-  choice.step = StepTime(choice.plan, spec.costs, spec.memory_limit, spec.search);
-  PreferShorterSteps(problem, published, spec.search, &choice);
-  if (lanes) ImproveOnLanes(spec, &work, &choice);
-  return choice;
-}
-
-/// True where another order would also give routes other micro-batches, which the bound for the
-/// candidate's routes knows nothing of.
-bool SharesOutMicrobatches(const Candidate& candidate, const SearchOptions& options) {
-  return candidate.frame.routes.size() > 1 && MixesMicrobatches(candidate, options);
-}
-
-/// Of a search, what may be spent on the order of micro-batches before it.
-constexpr int64_t kArrangeShare = 4;
-
-/// Searches with the micro-batches in the order that suits them best, which may give each route
-/// others; nothing where that is the order of their numbers.
-std::optional<Choice> SearchArranged(const Candidate& candidate, const SearchProblem& problem,
-                                     Time bound, const Spec& asked, const SearchOptions& options,
-                                     const SearchControl& control) {
-  SearchOptions part = options;
-  part.budget /= kArrangeShare;
-  SearchWork work(part, control);
-  const Time enough = SharesOutMicrobatches(candidate, options) ? 0 : bound;
-  const std::vector<int> order = ArrangeMicrobatches(problem, enough, &work);
-  if (std::ranges::is_sorted(order)) return std::nullopt;
-  Candidate arranged = candidate;
-  arranged.spec.costs.microbatch_scale = ScaleInOrder(candidate.spec.costs, order);
-  const Time proven =
-      ProveBound(arranged.frame, arranged.spec.costs, arranged.spec.memory_limit).value;
-  Choice choice =
-      SearchOnce(arranged, BeginningOf(arranged, proven, options), proven, asked, options, control);
-  choice.plan = NumberMicrobatches(std::move(choice.plan), order);
-  choice.plan.costs = candidate.spec.costs;
-  return choice;
-}
-
-/// The best of searches with ever larger budgets, so that (SearchOptions::monotone) four times the
-/// budget never gives a longer step. Most of what can be proven is so by the first ones.
-Choice SearchLadder(const Candidate& candidate, Time bound, const Spec& asked,
-                    const SearchOptions& options, const SearchControl& control) {
-  const Beginning beginning = BeginningOf(candidate, bound, options);
-  std::optional<Choice> best;
-  const int64_t chunks = int64_t{candidate.frame.stages} * candidate.frame.microbatches;
-  const std::vector<int64_t> ladder = LadderOf(options, LeastBudget(chunks));
-  const auto all = static_cast<double>(std::accumulate(ladder.begin(), ladder.end(), int64_t{0}));
-  double from = 0;
-  for (const int64_t budget : ladder) {
-    SearchOptions part = options;
-    part.budget = budget;
-    const double to = all > 0 ? from + static_cast<double>(budget) / all : 1;
-    const SearchControl of_part = ControlOf(control, std::exchange(from, to), to, "");
-    Choice choice = SearchOnce(candidate, beginning, bound, asked, part, of_part);
-    if (!best || choice.step <= best->step) best = std::move(choice);
-    // Components may overlap from chunk to chunk, which the bound of an order knows nothing of.
-    const bool components = options.components && candidate.spec.costs.moe;
-    const auto proven = [&] { return !components && best->step <= best->plan.provenance->bound; };
-    if (MixesMicrobatches(candidate, options) &&
-        (!proven() || SharesOutMicrobatches(candidate, options))) {
-      std::optional<Choice> arranged =
-          SearchArranged(candidate, beginning.problem, bound, asked, part, of_part);
-      if (arranged && arranged->step < best->step) best = std::move(arranged);
+/// The most that a rank may ever hold, in what limits count.
+int64_t MostHeld(const Plan& frame, const MemoryLimit& unit) {
+  int64_t most = 0;
+  for (int r = 0; r < frame.ranks; ++r) {
+    int64_t held = 0;
+    for (const Route& route : frame.routes) {
+      const auto microbatches = static_cast<int64_t>(route.microbatches.size());
+      held += std::ranges::count(route.ranks, r) * microbatches * unit.largest();
     }
-    if (proven() && !SharesOutMicrobatches(candidate, options)) break;
-    if (control.stopped()) break;
+    most = std::max(most, held);
   }
-  return std::move(*best);
+  return most;
 }
 
-Choice SearchCandidate(const Candidate& candidate, Time bound, const Spec& asked,
-                       const SearchControl& control) {
-  const Spec& spec = candidate.spec;
-  const SearchOptions& options = spec.search;
-  if (options.noise == 0) return SearchLadder(candidate, bound, asked, options, control);
-  Choice choice =
-      SearchOnce(candidate, BeginningOf(candidate, bound, options), bound, asked, options, control);
-  if (!SharesLanes(spec) && !LongerThanOrder(spec.costs, spec.search)) return choice;
-  // An order that stands noise is no longer than another, but its step may be.
-  SearchOptions exact = options;
-  exact.noise = 0;
-  Choice plain = SearchLadder(candidate, bound, asked, exact, control);
-  return plain.step < choice.step ? plain : choice;
+/// The candidate with less and less room, itself at first. Where it has more than any of the limits
+/// above that count, it has as much as it likes. `free` is its bound without a limit.
+std::vector<Room> RoomsOf(const Candidate& candidate, const Spec& asked, Time free) {
+  const Plan& frame = candidate.frame;
+  const CostModel& costs = candidate.spec.costs;
+  const std::optional<int64_t> own = candidate.spec.memory_limit;
+  const MemoryLimit unit(costs);
+  // Limits in activations count those of the costs that were given.
+  const int64_t parts = unit.bytes() ? 1 : std::max(1, frame.stages / CostStages(asked));
+  const int64_t whole =
+      (unit.bytes() ? costs.memory->ActivationOfAll(frame.stages) : frame.stages) / parts;
+  const int64_t least = SerialPeak(frame, costs, false), most = MostHeld(frame, unit);
+  std::vector<Room> rooms;
+  int left = costs.derived ? kMostFreeOverlapped : kMostFree;
+  // Looking at all schedules finds what any limit allows.
+  if (IsSmall(candidate, candidate.spec.search)) left = static_cast<int>(std::size(kQuarters));
+  int64_t last = 0;
+  for (const int quarters : kQuarters) {
+    const int64_t limit = (whole / 4 * quarters + whole % 4 * quarters / 4) * parts;
+    if ((own && limit >= *own) || limit >= most || left == 0) break;
+    if (limit < least || limit == std::exchange(last, limit)) continue;
+    rooms.push_back({candidate, ProveBound(frame, costs, limit).value});
+    rooms.back().candidate.spec.memory_limit = limit;
+    if (rooms.back().bound <= free) --left;
+  }
+  rooms.push_back({candidate, own ? ProveBound(frame, costs, own).value : free});
+  if (left == 0) rooms.back().candidate.spec.memory_limit.reset();
+  std::ranges::reverse(rooms);
+  return rooms;
 }
+
+/// Costs with chunks that overlap as published, if these overlap more.
+std::optional<CostModel> WithPublishedOverlap(CostModel costs) {
+  if (!costs.moe || costs.derived != Overlap::kAll) return std::nullopt;
+  bool more = false;
+  for (StageCost& stage : costs.stages) {
+    more |= stage.bw < stage.b + stage.w;
+    stage.bw = stage.b + stage.w;
+  }
+  costs.derived = Overlap::kPublished;
+  return more ? std::optional(std::move(costs)) : std::nullopt;
+}
+
+/// The best for a candidate and for what it has more room than, or chunks that overlap more than:
+/// whatever is found for these runs in it and takes no longer there. So more memory never gives a
+/// longer step, from one of the limits above to the next; and a search with little room often finds
+/// the shorter order.
+class RoomSearch {
+ public:
+  /// `bound` is proven for the candidate. But for what is searched first, nothing that is no
+  /// shorter than `enough` is looked for.
+  RoomSearch(const Candidate& candidate, Time bound, std::optional<Time> enough, const Spec& asked,
+             const SearchControl& control)
+      : candidate_(candidate),
+        spec_(candidate.spec),
+        asked_(asked),
+        control_(control),
+        shared_(SharesOutMicrobatches(candidate, asked.search)),
+        bound_(bound),
+        enough_(enough) {}
+
+  /// Nothing where all that is found holds too much.
+  std::optional<Choice> Run() {
+    if (!spec_.search.lesser_limits || spec_.search.noise > 0) {
+      return SearchCandidate(candidate_, bound_, asked_, control_);
+    }
+    const Time free = FreeBound(candidate_);
+    // What is proven at once needs no other room.
+    const bool binds = bound_ > free || !spec_.memory_limit;
+    if (binds) Try({candidate_, bound_}, true);
+    if (binds && !shared_ && best_->step <= bound_) return std::move(best_);
+    TryRooms(candidate_, free, binds);
+    if (std::optional<CostModel> less = WithPublishedOverlap(spec_.costs)) {
+      Candidate published = candidate_;
+      published.spec.costs = std::move(*less);
+      TryRooms(published, FreeBound(published), false);
+    }
+    return std::move(best_);
+  }
+
+ private:
+  static Time FreeBound(const Candidate& of) {
+    return ProveBound(of.frame, of.spec.costs, std::nullopt).value;
+  }
+
+  void TryRooms(const Candidate& of, Time free, bool first_done) {
+    for (const Room& room : RoomsOf(of, asked_, free)) {
+      if (std::exchange(first_done, false)) continue;
+      if (best_ && control_.stopped()) return;
+      // Of components that is no proof, but hardly any order overlaps so much more from chunk to
+      // chunk.
+      if (enough_ && room.bound >= *enough_ && !shared_) return;
+      Try(room, of.spec == spec_ && room.candidate.spec.memory_limit == spec_.memory_limit);
+    }
+  }
+
+  /// `own`: with the room and the costs of the candidate itself.
+  void Try(const Room& room, bool own) {
+    const double next = (1 + spent_) / 2;
+    Choice choice = SearchCandidate(room.candidate, room.bound, asked_,
+                                    PartOf(control_, std::exchange(spent_, next), next, ""));
+    choice.plan.costs = spec_.costs;
+    const Simulation run = Simulate(choice.plan, spec_.costs, Keep::kFigures);
+    if (!MemoryLimit(spec_.costs, spec_.memory_limit).Fits(run)) return;
+    choice.step = StepTime(choice.plan, spec_.costs, spec_.memory_limit, asked_.search);
+    // Of equals the one that holds less.
+    if (best_ && choice.step > best_->step) return;
+    // Where all orders were looked at, or other micro-batches come to a route, it is another bound.
+    const Provenance& found = *choice.plan.provenance;
+    if (own && !shared_) bound_ = std::max(bound_, found.bound);
+    choice.plan.provenance = ProvenanceOf(candidate_, asked_, found.from, run.makespan,
+                                          own && shared_ ? found.bound : bound_);
+    best_ = std::move(choice);
+    enough_ = std::min(best_->step, enough_.value_or(best_->step));
+  }
+
+  const Candidate& candidate_;
+  const Spec& spec_;
+  const Spec& asked_;
+  const SearchControl& control_;
+  const bool shared_;  // other micro-batches may come to a route
+  Time bound_;
+  std::optional<Time> enough_;
+  std::optional<Choice> best_;
+  double spent_ = 0;
+};
 
 Plan SearchAll(const Spec& spec, const SearchControl& control) {
   const std::vector<Candidate> candidates = CandidatesOf(spec);
@@ -277,15 +204,13 @@ Plan SearchAll(const Spec& spec, const SearchControl& control) {
     if (limit && SerialPeak(candidate.frame, candidate.spec.costs, false) > *limit) continue;
     try {
       const Bound bound = ProveBound(candidate.frame, candidate.spec.costs, limit);
-      // Components may overlap from chunk to chunk, which the bound of an order knows nothing of.
-      const bool components = spec.search.components && spec.costs.components();
-      const bool holds = !components && !SharesOutMicrobatches(candidate, spec.search);
-      if (best && holds && bound.value >= best->step) continue;
+      if (best && BoundHolds(candidate, spec) && bound.value >= best->step) continue;
       const auto count = static_cast<double>(candidates.size()), at = static_cast<double>(i);
       const std::string name = std::string(Name(candidate.placement)) + ", ";
-      Choice choice = SearchCandidate(candidate, bound.value, spec,
-                                      ControlOf(control, at / count, (at + 1) / count, name));
-      if (!best || choice.step < best->step) best = std::move(choice);
+      const SearchControl part = PartOf(control, at / count, (at + 1) / count, name);
+      const std::optional<Time> enough = best ? std::optional(best->step) : std::nullopt;
+      std::optional<Choice> choice = RoomSearch(candidate, bound.value, enough, spec, part).Run();
+      if (choice && (!best || choice->step < best->step)) best = std::move(choice);
     } catch (const Error& error) {
       // Costs or a limit that this placement cannot have; another one may.
       if (!first_error) first_error = error;

@@ -8,7 +8,9 @@
 #include <optional>
 #include <random>
 
+#include "compiler/lower/interleave.h"
 #include "compiler/plan/error.h"
+#include "compiler/plan/memory_limit.h"
 #include "schedules/registry.h"
 #include "schedules/search/portfolio.h"
 #include "tests/support/random_layers.h"
@@ -87,6 +89,44 @@ TEST_SUITE("property") {
     }
     MESSAGE(shorter << " of " << compared << " shorter");
     CHECK((kSanitized || shorter > 4));
+  }
+
+  TEST_CASE("ladder: more memory, or more overlap, never gives a longer step") {
+    std::mt19937_64 random(6);
+    int shorter = 0;
+    for (int round = 0; round < CasesToDraw(12); ++round) {
+      CAPTURE(round);
+      const int ranks = 4 + 2 * static_cast<int>(random() % 3);
+      const int microbatches = 2 * ranks + 2 * static_cast<int>(random() % 4);
+      const CostModel costs = round % 2 == 0 ? RandomMoeCosts(&random, 2, Overlap::kAll)
+                                             : RandomCosts(&random, ranks, microbatches);
+      Spec spec = MakeSpec("auto", ranks, microbatches, costs);
+      // One layer is no two chunks.
+      spec.search.placement =
+          costs.moe || random() % 2 == 0 ? Placement::kBidirectional : Placement::kV;
+      spec.search.budget = 8'000'000;
+      const auto step = [&](std::optional<int64_t> limit) {
+        spec.memory_limit = limit;
+        const Plan plan = GeneratePlan(spec);
+        return StepTime(plan, *plan.costs, plan.provenance->memory_limit, spec.search);
+      };
+      const MemoryLimit unit(costs);
+      const int64_t one = unit.bytes() ? costs.memory->ActivationOfAll(ranks) : ranks;
+      std::optional<Time> last;
+      for (const int64_t quarters : {3, 4, 6, 0}) {
+        const Time now = step(quarters > 0 ? std::optional(one * quarters / 4) : std::nullopt);
+        CHECK(now <= last.value_or(now));
+        shorter += last && now < *last;
+        last = now;
+      }
+      if (!costs.moe) continue;
+      DeriveChunkCosts(&spec.costs, Overlap::kPublished);
+      const Time published = step(one);
+      spec.costs = costs;
+      CHECK(step(one) <= published);
+    }
+    MESSAGE(shorter << " shorter");
+    CHECK(shorter > 4);
   }
 }
 

@@ -145,7 +145,9 @@ std::string ValuesText(const LayerEstimate& layer) {
   for (size_t v = 0; v < kValueCount; ++v) {
     std::string parts;
     for (const Kept& kept : layer.work.kept) {
-      if (kept.value == static_cast<Value>(v)) parts += (parts.empty() ? "" : " + ") + kept.name;
+      std::optional<Value> value = kept.value;
+      if (value == Value::rows && !layer.work.exchanges) value = Value::hidden;
+      if (value == static_cast<Value>(v)) parts += (parts.empty() ? "" : " + ") + kept.name;
     }
     if (parts.empty()) continue;
     text += (text.ends_with(": ") ? "" : "; ") + std::string(Name(static_cast<Value>(v))) + " = " +
@@ -170,12 +172,13 @@ std::string LayerJson(const LayerEstimate& layer) {
   json["name"] = layer.name;
   if (layer.repeat > 1) json["repeat"] = layer.repeat;
   if (!layer.tied.empty()) json["tied"] = layer.tied;
-  if (layer.moe) {
-    Json moe = Json::object();
+  if (layer.components) {
+    Json components = Json::object();
     for (const ComponentCost& component : kComponentCosts) {
-      moe[component.key] = TimeToJson(((*layer.moe).*component.times)[0], kUnit);
+      const std::vector<Time>& times = (*layer.components).*component.times;
+      if (!times.empty()) components[component.key] = TimeToJson(times[0], kUnit);
     }
-    json["moe"] = std::move(moe);
+    json[layer.work.exchanges ? "moe" : "dense"] = std::move(components);
   } else {
     json["f"] = TimeToJson(layer.f, kUnit);
     json["b"] = TimeToJson(layer.b, kUnit);
@@ -193,9 +196,9 @@ std::string LayerJson(const LayerEstimate& layer) {
   WriteJson(json, &text);
   WriteJson(bytes, &second);
   text.replace(text.size() - 1, 1, ",\n ");
-  if (layer.moe) {
+  if (layer.components) {
     second.replace(second.size() - 1, 1, ",\n \"values\": ");
-    WriteJson(ValuesToJson(layer.moe->values), &second);
+    WriteJson(ValuesToJson(layer.components->values), &second);
     second += "}";
   }
   return text + second.substr(1);
@@ -227,10 +230,10 @@ std::string WriteCostsByLayer(const ModelShape& model, const CostSetup& setup,
     const std::string kind = KindOf(layer.name);
     if (std::find(shown.begin(), shown.end(), kind) == shown.end()) {
       shown.push_back(kind);
-      text +=
-          Commented(kind + ": " + Count(layer.work.parameters) + " parameters\n" +
-                    PartsText(layer) + (layer.moe ? ExchangeText(layer, setup) : std::string()) +
-                    KeptText(layer) + (layer.moe ? ValuesText(layer) : std::string()));
+      text += Commented(kind + ": " + Count(layer.work.parameters) + " parameters\n" +
+                        PartsText(layer) +
+                        (layer.work.exchanges ? ExchangeText(layer, setup) : std::string()) +
+                        KeptText(layer) + (layer.components ? ValuesText(layer) : std::string()));
     }
     text += LayerJson(layer) + (i + 1 < costs.layers.size() ? ",\n" : "\n");
   }

@@ -58,22 +58,26 @@ MoeCost ComponentsOf(const LayerEstimate& layer, const CostSetup& setup) {
     half[1] += layer.times[i].b;
     half[2] += layer.times[i].w;
   }
+  MoeCost cost;
+  cost.layers_per_stage = 1;
+  cost.attn_f = {attn[0]};
+  cost.mlp_f = {mlp[0]};
+  cost.mlp_b = {mlp[1]};
+  cost.attn_b = {attn[1]};
+  cost.mlp_w = {mlp[2]};
+  cost.attn_w = {attn[2]};
+  if (!layer.work.exchanges) {
+    cost.kinds = {LayerKind::kDense};
+    return cost;
+  }
   const auto compute = static_cast<double>(layer.f + layer.b + layer.w);
   const bool node = setup.expert_parallel * setup.tensor_parallel <= kGpusOfNode;
   const Time wait = std::llround(compute * setup.wait) + (node ? kNodeLatency : kNetworkLatency);
   const Time dispatch = wait + TransferTime(layer.work.dispatch, setup);
   const Time combine = wait + TransferTime(layer.work.combine, setup);
-  return {.layers_per_stage = 1,
-          .attn_f = {attn[0]},
-          .dispatch_f = {dispatch},
-          .mlp_f = {mlp[0]},
-          .combine_f = {combine},
-          .combine_b = {dispatch},
-          .mlp_b = {mlp[1]},
-          .dispatch_b = {combine},
-          .attn_b = {attn[1]},
-          .mlp_w = {mlp[2]},
-          .attn_w = {attn[2]}};
+  cost.dispatch_f = cost.combine_b = {dispatch};
+  cost.combine_f = cost.dispatch_b = {combine};
+  return cost;
 }
 
 LayerEstimate CostOf(std::string name, WorkOfLayer work, const CostSetup& setup) {
@@ -101,9 +105,14 @@ LayerEstimate CostOf(std::string name, WorkOfLayer work, const CostSetup& setup)
   cost.optimizer_bytes = bytes(parameters * kOptimizerBytes, "optimizer state");
   cost.activation_bytes = bytes(activation, "activations");
   cost.w_stash_bytes = bytes(std::min(stash, activation), "weight stash");
-  if (cost.work.exchanges) {
-    cost.moe = ComponentsOf(cost, setup);
-    ValueBytes& of_values = cost.moe->values.emplace_back();
+  if (cost.work.halves) {
+    cost.components = ComponentsOf(cost, setup);
+    ValueBytes& of_values = cost.components->values.emplace_back();
+    if (!cost.work.exchanges) {
+      // Rows that come from no other device are made by the half that uses them.
+      double& rows = values[static_cast<size_t>(Value::rows)];
+      values[static_cast<size_t>(Value::hidden)] += std::exchange(rows, 0);
+    }
     for (size_t v = 0; v < kValueCount; ++v) of_values[v] = static_cast<int64_t>(values[v]);
   }
   cost.output_bytes = bytes(cost.work.output_bytes, "messages");

@@ -20,8 +20,9 @@ struct PartTime {
 struct LayerEstimate {
   std::string name;
   int64_t repeat = 1;
-  Time f = 0, b = 0, w = 0;    ///< of all parts; without all-to-alls
-  std::optional<MoeCost> moe;  ///< where there are all-to-alls: one layer's components
+  Time f = 0, b = 0, w = 0;  ///< of all parts; without all-to-alls
+  /// One layer's components, where it has halves; without all-to-alls those of a dense one.
+  std::optional<MoeCost> components;
   int64_t parameter_bytes = 0, gradient_bytes = 0, optimizer_bytes = 0;
   int64_t activation_bytes = 0, w_stash_bytes = 0, output_bytes = 0;
   /// Name of a layer whose parameters it needs, and which counts them; "": none.

@@ -53,6 +53,7 @@ struct WorkOfLayer {
   std::vector<LayerPart> parts;
   std::vector<Kept> kept;
   double parameters = 0;
+  bool halves = false;  ///< attention, and MLP or experts; embedding and head have none
   /// With experts on several devices: dispatch (also of the gradients of what combine put out), and
   /// combine (also of the gradients of what was dispatched).
   bool exchanges = false;

@@ -36,6 +36,7 @@ AllToAll Exchange(const WorkBuilder& work, int64_t bytes) {
 /// A layer, whose first half has been begun.
 void AddBlock(const BlockShape& layer, WorkBuilder* builder) {
   WorkBuilder& work = *builder;
+  work.work()->halves = true;
   AddAttention(layer, builder);
   if (layer.moe) AddRouter(builder);
   work.EndHalf();

@@ -16,6 +16,18 @@ std::string Layers(int64_t count) {
   return std::to_string(count) + (count == 1 ? " layer" : " layers");
 }
 
+bool IsMoe(const LayerCost& layer) { return layer.moe && layer.moe->KindOf(0) == LayerKind::kMoe; }
+
+/// f, b and w of a layer without all-to-alls, whose components run one after the other.
+StageCost InOneGo(const LayerCost& layer) {
+  if (!layer.moe) return layer.cost;
+  StageCost cost;
+  cost.f = layer.moe->Of(Op::ATTN_F, 0) + layer.moe->Of(Op::MLP_F, 0);
+  cost.b = layer.moe->Of(Op::MLP_B, 0) + layer.moe->Of(Op::ATTN_B, 0);
+  cost.w = layer.moe->Of(Op::MLP_W, 0) + layer.moe->Of(Op::ATTN_W, 0);
+  return cost;
+}
+
 CostModel AllForPlan(const CostModel& model, const Plan& plan, Overlap overlap) {
   const bool unlike = plan.costs && !plan.costs->stage_moe.empty();
   if (plan.layers > 0 && plan.stage_layers.empty() && !unlike) {
@@ -57,13 +69,9 @@ CostModel StagesForPlan(const CostModel& model, const Plan& plan, Overlap overla
 }
 
 CostModel FoldEnds(const CostModel& costs) {
-  const auto has = [](const LayerCost& layer) { return layer.moe.has_value(); };
-  const auto first = std::find_if(costs.layers.begin(), costs.layers.end(), has);
-  const auto last = std::find_if(costs.layers.rbegin(), costs.layers.rend(), has).base();
-  const auto moe = [](const LayerCost& layer) {
-    return layer.moe && layer.moe->KindOf(0) == LayerKind::kMoe;
-  };
-  if (first == costs.layers.end() || !std::all_of(first, last, moe)) {
+  const auto first = std::find_if(costs.layers.begin(), costs.layers.end(), IsMoe);
+  const auto last = std::find_if(costs.layers.rbegin(), costs.layers.rend(), IsMoe).base();
+  if (first == costs.layers.end() || !std::all_of(first, last, IsMoe)) {
     throw Error(
         "contraflow-run has layers with \"moe\" alone, and others only before and behind them; "
         "compile without `model`, or give costs with such layers");
@@ -84,10 +92,9 @@ CostModel FoldEnds(const CostModel& costs) {
   for (auto layer = costs.layers.begin(); layer != costs.layers.end(); ++layer) {
     if (layer >= first && layer < last) continue;
     LayerCost& into = layer < first ? made.layers.front() : made.layers.back();
+    const StageCost cost = InOneGo(*layer);
     const std::tuple<std::vector<Time> MoeCost::*, Time> parts[] = {
-        {&MoeCost::attn_f, layer->cost.f},
-        {&MoeCost::attn_b, layer->cost.b},
-        {&MoeCost::attn_w, layer->cost.w}};
+        {&MoeCost::attn_f, cost.f}, {&MoeCost::attn_b, cost.b}, {&MoeCost::attn_w, cost.w}};
     for (const auto& [times, time] : parts) ((*into.moe).*times).front() += layer->repeat * time;
     const auto add = [&](auto LayerCost::*bytes) {
       if ((*layer).*bytes) {
@@ -106,9 +113,8 @@ CostModel FoldEnds(const CostModel& costs) {
 }
 
 CostModel AlikeStages(const CostModel& costs, int stages, Overlap overlap) {
-  const auto has = [](const LayerCost& layer) { return layer.moe.has_value(); };
-  const auto first = std::find_if(costs.layers.begin(), costs.layers.end(), has);
-  const auto last = std::find_if(costs.layers.rbegin(), costs.layers.rend(), has).base();
+  const auto first = std::find_if(costs.layers.begin(), costs.layers.end(), IsMoe);
+  const auto last = std::find_if(costs.layers.rbegin(), costs.layers.rend(), IsMoe).base();
   const bool alike =
       std::all_of(first, last, [&](const LayerCost& layer) { return layer.moe == first->moe; });
   if (first == costs.layers.end() || !alike) {
@@ -136,9 +142,10 @@ CostModel AlikeStages(const CostModel& costs, int stages, Overlap overlap) {
   for (auto layer = costs.layers.begin(); layer != costs.layers.end(); ++layer) {
     if (layer >= first && layer < last) continue;
     (layer < first ? partition.front() : partition.back()) += layer->repeat;
-    ends.f += layer->repeat * layer->cost.f / stages;
-    ends.b += layer->repeat * layer->cost.b / stages;
-    ends.w += layer->repeat * layer->cost.w / stages;
+    const StageCost cost = InOneGo(*layer);
+    ends.f += layer->repeat * cost.f / stages;
+    ends.b += layer->repeat * cost.b / stages;
+    ends.w += layer->repeat * cost.w / stages;
   }
   CostModel made = LayerStages(costs, overlap).Make(partition);
   made.partition.clear();

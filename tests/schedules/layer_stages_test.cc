@@ -224,6 +224,16 @@ TEST_SUITE("unit") {
     const Plan plan = Compile(spec, {.level = Level::kComponent});
     CHECK(plan.AllMoe());
     CHECK(StagesForPlan(costs, plan, Overlap::kAll) == *plan.costs);
+    // A dense layer exchanges nothing, so its components run one after the other.
+    CostModel dense = costs;
+    MoeCost& parts = dense.layers[0].moe.emplace(*costs.layers[1].moe);
+    parts.kinds = {LayerKind::kDense};
+    parts.attn_f = {1'500};
+    parts.mlp_f = {500};
+    parts.mlp_b = parts.attn_b = {500};
+    parts.attn_w = {3'000};
+    dense.layers[0].cost = {.step = 3'000};
+    CHECK(FoldEnds(dense) == folded);
     costs.layers[1].moe.reset();
     CHECK(Failure([&] { FoldEnds(costs); }) ==
           "contraflow-run has layers with \"moe\" alone, and others only before and behind them; "

@@ -174,10 +174,7 @@ std::string LayerJson(const LayerEstimate& layer) {
   if (!layer.tied.empty()) json["tied"] = layer.tied;
   if (layer.components) {
     Json components = Json::object();
-    for (const ComponentCost& component : kComponentCosts) {
-      const std::vector<Time>& times = (*layer.components).*component.times;
-      if (!times.empty()) components[component.key] = TimeToJson(times[0], kUnit);
-    }
+    AddComponents(*layer.components, kUnit, &components);
     json[layer.work.exchanges ? "moe" : "dense"] = std::move(components);
   } else {
     json["f"] = TimeToJson(layer.f, kUnit);

@@ -58,25 +58,26 @@ MoeCost ComponentsOf(const LayerEstimate& layer, const CostSetup& setup) {
     half[1] += layer.times[i].b;
     half[2] += layer.times[i].w;
   }
-  MoeCost cost;
-  cost.layers_per_stage = 1;
-  cost.attn_f = {attn[0]};
-  cost.mlp_f = {mlp[0]};
-  cost.mlp_b = {mlp[1]};
-  cost.attn_b = {attn[1]};
-  cost.mlp_w = {mlp[2]};
-  cost.attn_w = {attn[2]};
-  if (!layer.work.exchanges) {
-    cost.kinds = {LayerKind::kDense};
-    return cost;
+  Time dispatch = 0, combine = 0;
+  if (layer.work.exchanges) {
+    const auto compute = static_cast<double>(layer.f + layer.b + layer.w);
+    const bool node = setup.expert_parallel * setup.tensor_parallel <= kGpusOfNode;
+    const Time wait = std::llround(compute * setup.wait) + (node ? kNodeLatency : kNetworkLatency);
+    dispatch = wait + TransferTime(layer.work.dispatch, setup);
+    combine = wait + TransferTime(layer.work.combine, setup);
   }
-  const auto compute = static_cast<double>(layer.f + layer.b + layer.w);
-  const bool node = setup.expert_parallel * setup.tensor_parallel <= kGpusOfNode;
-  const Time wait = std::llround(compute * setup.wait) + (node ? kNodeLatency : kNetworkLatency);
-  const Time dispatch = wait + TransferTime(layer.work.dispatch, setup);
-  const Time combine = wait + TransferTime(layer.work.combine, setup);
-  cost.dispatch_f = cost.combine_b = {dispatch};
-  cost.combine_f = cost.dispatch_b = {combine};
+  MoeCost cost = {.layers_per_stage = 1,
+                  .attn_f = {attn[0]},
+                  .dispatch_f = {dispatch},
+                  .mlp_f = {mlp[0]},
+                  .combine_f = {combine},
+                  .combine_b = {dispatch},
+                  .mlp_b = {mlp[1]},
+                  .dispatch_b = {combine},
+                  .attn_b = {attn[1]},
+                  .mlp_w = {mlp[2]},
+                  .attn_w = {attn[2]}};
+  if (!layer.work.exchanges) cost.kinds = {LayerKind::kDense};
   return cost;
 }
 

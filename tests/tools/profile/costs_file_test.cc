@@ -77,18 +77,21 @@ TEST_SUITE("unit") {
         CHECK(bytes("w_stash_bytes") == cost.w_stash_bytes);
         CHECK(bytes("output_bytes") == cost.output_bytes);
         CHECK(cost.w_stash_bytes <= cost.activation_bytes);
-        REQUIRE(layer.Optional("moe").has_value() == cost.moe.has_value());
-        if (!cost.moe) {
+        const char* const form = cost.work.exchanges ? "moe" : "dense";
+        REQUIRE(layer.Optional("f").has_value() != cost.components.has_value());
+        if (!cost.components) {
           CHECK(Ticks(layer, "f") == cost.f);
           CHECK(Ticks(layer, "b") == cost.b);
           CHECK(Ticks(layer, "w") == cost.w);
           continue;
         }
-        const JsonCursor moe = layer.Required("moe");
+        const JsonCursor given = layer.Required(form);
+        const MoeCost& part = *cost.components;
         for (const ComponentCost& component : kComponentCosts) {
-          CHECK(Ticks(moe, component.key) == ((*cost.moe).*component.times)[0]);
+          const bool has = Has(part.KindOf(0), component.op);
+          REQUIRE(given.Optional(component.key).has_value() == has);
+          if (has) CHECK(Ticks(given, component.key) == (part.*component.times)[0]);
         }
-        const MoeCost& part = *cost.moe;
         CHECK(part.attn_f[0] + part.mlp_f[0] == cost.f);
         CHECK(part.attn_b[0] + part.mlp_b[0] == cost.b);
         CHECK(part.attn_w[0] + part.mlp_w[0] == cost.w);
@@ -102,8 +105,8 @@ TEST_SUITE("unit") {
         const LayerCost& layer = read.layers[i];
         CHECK(layer.repeat == cost.repeat);
         CHECK(layer.tied == cost.tied);
-        CHECK(layer.moe == cost.moe);
-        CHECK(layer.cost.f == (cost.moe ? 0 : cost.f));
+        CHECK(layer.moe == cost.components);
+        CHECK(layer.cost.f == (cost.components ? 0 : cost.f));
         CHECK(layer.parameter_bytes == cost.parameter_bytes);
         CHECK(layer.activation_bytes == cost.activation_bytes);
         CHECK(layer.output_bytes == cost.output_bytes);

@@ -28,7 +28,7 @@ TEST_SUITE("unit") {
     // One efficiency for each kind of work: the defaults of fp8, which were fitted to this trace.
     // attn_b is 13 % short: DeepSeek makes the norms and projections of latents again there.
     const ModelCosts costs = CostsOf(PublishedModel("deepseek-v3"), DeepSeekSetup());
-    const MoeCost& estimated = *LayerNamed(costs, "moe").moe;
+    const MoeCost& estimated = *LayerNamed(costs, "moe").components;
     const CostModel measured = ShippedProfile("deepseek-v3-h800");
     REQUIRE(measured.unit == Unit::kMicroseconds);
     for (const ComponentCost& component : kComponentCosts) {
@@ -55,11 +55,12 @@ TEST_SUITE("unit") {
         for (size_t i = 0; i < costs.layers.size(); ++i) {
           const LayerEstimate& layer = costs.layers[i];
           CAPTURE(layer.name);
-          REQUIRE(layer.moe.has_value() == layer.work.exchanges);
-          if (!layer.moe) continue;
+          REQUIRE(layer.components.has_value() == layer.work.halves);
+          if (!layer.components) continue;
+          const ValueBytes& values = layer.components->values[0];
           int64_t sum = 0, to_w = 0, of_w = 0;
           for (const Value v : kActivationOfLayer) {
-            const int64_t bytes = layer.moe->values[0][static_cast<size_t>(v)];
+            const int64_t bytes = values[static_cast<size_t>(v)];
             sum += bytes;
             if (ArenaOf(v) == Arena::kStash) to_w += bytes;
           }
@@ -71,14 +72,19 @@ TEST_SUITE("unit") {
           const bool predicts = layer.name.starts_with("mtp");
           const int64_t stays = predicts ? setup.tokens() * 2 * model.hidden * 2 : 0;
           CHECK(sum == layer.activation_bytes - stays);
-          CHECK(read.layers[i].moe->values == layer.moe->values);
-          // By hand: a row a token and expert, of it the gated and the hidden width.
-          const int64_t rows = setup.tokens() * model.moe.top_k;
-          CHECK(layer.moe->values[0][static_cast<size_t>(Value::rows)] == rows * model.hidden * 2);
-          CHECK(layer.moe->values[0][static_cast<size_t>(Value::hidden)] ==
-                2 * (rows * model.moe.width + setup.tokens() * model.moe.shared_width));
-          CHECK(layer.moe->values[0][static_cast<size_t>(Value::gate)] ==
-                2 * layer.moe->values[0][static_cast<size_t>(Value::hidden)]);
+          CHECK(read.layers[i].moe->values == layer.components->values);
+          // By hand: a row a token and expert, of it the gated and the hidden width; what comes
+          // from no other device is part of the hidden.
+          const bool moe = layer.name.starts_with("moe") || predicts;
+          const auto of = [&](Value v) { return values[static_cast<size_t>(v)]; };
+          const int64_t rows = moe ? setup.tokens() * model.moe.top_k : 0;
+          const int64_t inputs = rows * model.hidden * 2;
+          const int64_t hidden =
+              2 * (moe ? rows * model.moe.width + setup.tokens() * model.moe.shared_width
+                       : setup.tokens() * model.dense_width);
+          CHECK(of(Value::rows) == (layer.work.exchanges ? inputs : 0));
+          CHECK(of(Value::hidden) == hidden + (layer.work.exchanges ? 0 : inputs));
+          CHECK(of(Value::gate) == 2 * hidden);
         }
       }
     }
@@ -182,7 +188,7 @@ TEST_SUITE("unit") {
     // The module's message has its output and the model's.
     const LayerEstimate& mtp = LayerNamed(deepseek, "mtp");
     CHECK(mtp.output_bytes == 2 * LayerNamed(deepseek, "moe").output_bytes);
-    CHECK(mtp.moe->attn_f[0] > LayerNamed(deepseek, "moe").moe->attn_f[0]);
+    CHECK(mtp.components->attn_f[0] > LayerNamed(deepseek, "moe").components->attn_f[0]);
   }
 
   TEST_CASE("layer costs: what does not fit the model or the GPU is refused") {

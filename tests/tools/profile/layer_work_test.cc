@@ -146,8 +146,8 @@ TEST_SUITE("unit") {
     const LayerEstimate alone = LayerNamed(CostsOf(deepseek, one), "moe");
     CHECK(alone.work.parameters - spread.work.parameters == (256 - 4) * expert);
     CHECK(FlopsOf(alone.work).f == FlopsOf(spread.work).f);
-    CHECK(spread.moe.has_value());
-    CHECK(!alone.moe.has_value());
+    CHECK(spread.work.exchanges);
+    CHECK(!alone.work.exchanges);
   }
 
   TEST_CASE("layer work: bytes of activations by hand") {
@@ -207,13 +207,13 @@ TEST_SUITE("unit") {
     CHECK(TransferTime({150e3, 400e3, ""}, exact) == 3000);
     // Latency and wait come on top, and are all there is of nothing.
     exact.wait = 0;
-    const MoeCost moe = *LayerNamed(CostsOf(deepseek, exact), "moe").moe;
+    const MoeCost moe = *LayerNamed(CostsOf(deepseek, exact), "moe").components;
     CHECK(moe.dispatch_f[0] == kNetworkLatency + TransferTime(spread.dispatch, exact));
     CHECK(moe.combine_b == moe.dispatch_f);
     CHECK(moe.dispatch_b == moe.combine_f);
     exact.wait = 0.5;
     const LayerEstimate waits = LayerNamed(CostsOf(deepseek, exact), "moe");
-    CHECK(waits.moe->dispatch_f[0] - moe.dispatch_f[0] ==
+    CHECK(waits.components->dispatch_f[0] - moe.dispatch_f[0] ==
           std::llround(0.5 * static_cast<double>(waits.f + waits.b + waits.w)));
   }
 

@@ -96,18 +96,30 @@ Plan FromPublished(const Schedule& schedule, const Spec& spec, const SearchContr
     const Partition& last = partitions.back();
     const Partition even = EvenPartition(layers.layers(), frame.stages);
     if (ways.size() == 1) {
-      // What runs again is not judged with a partition, so one that ignores it may do better.
+      // What runs again is not judged with a partition, so one that ignores it, and one for which
+      // nothing needs to, may do better.
       Spec plain = spec;
       plain.recompute = {};
       plain.offload = {};
-      plain.memory_limit.reset();
-      plain.device_memory.reset();
-      const Partition without = PartitionOf(schedule, plain, frame, &layers);
-      if (without != last && without != even) offer(spec, without);
+      std::vector<Partition> tried = {last, even};
+      for (const bool limited : {true, false}) {
+        if (!limited) {
+          plain.memory_limit.reset();
+          plain.device_memory.reset();
+        }
+        const Partition without = PartitionOf(schedule, plain, frame, &layers);
+        if (std::ranges::count(tried, without) > 0) continue;
+        possible |= offer(spec, without);
+        tried.push_back(without);
+      }
     } else if (last != partitions.front() && choice.fits()) {
       offer(ways.front(), last);
     }
     if (even != last) possible |= offer(spec, even);
+  } else if (spec.search.components && !FixedPartition(spec, frame.stages)) {
+    // Partitions are judged as chunks first.
+    const Partition even = EvenPartition(layers.layers(), frame.stages);
+    if (even != partitions.back()) offer(spec, even);
   }
   return choice.Take(possible);
 }

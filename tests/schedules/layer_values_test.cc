@@ -261,6 +261,29 @@ TEST_SUITE("property") {
     }
   }
 
+  TEST_CASE("layer values: what fits without a part that runs again fits with it") {
+    int fit = 0;
+    for (const char* schedule : {"1f1b", "zb-1p", "interleaved-1f1b", "zb-v", "dualpipe"}) {
+      for (const int ranks : {2, 4}) {
+        for (int limit = 1500; limit < 7000; limit += 250) {
+          CAPTURE(schedule);
+          CAPTURE(limit);
+          Spec spec = MakeSpec(schedule, ranks, 8, MixedCosts());
+          spec.memory_limit = limit;
+          const auto refused = [&] { return Failure([&] { Compile(spec); }); };
+          if (refused() != "accepted") continue;
+          ++fit;
+          for (const char* part : {"attention", "experts", "all-but-attention"}) {
+            CAPTURE(part);
+            spec.recompute = ParseRecompute(part);
+            CHECK(refused() == "accepted");
+          }
+        }
+      }
+    }
+    CHECK(fit > 20);
+  }
+
   TEST_CASE("layer values: `auto` fits with parts, in less time than with whole stages") {
     CostModel silent = MixedCosts();
     for (LayerCost& layer : silent.layers) {

@@ -252,6 +252,11 @@ Plan Searched(const Spec& spec, const SearchControl& control) {
   const std::vector<Shape> shapes = ShapesOf(spec);
   if (shapes.empty()) {
     RequirePartition(kAuto, spec, spec.ranks);
+    if (spec.search.placement == Placement::kWave && spec.chunks > 0) {
+      if (const std::string why = RejectWave(spec.chunks); !why.empty()) {
+        throw Error("auto " + why);
+      }
+    }
     throw Error("auto has no such placement of " + std::to_string(spec.costs.LayerCount()) +
                 " layers on " + std::to_string(spec.ranks) +
                 " ranks; give another `placement` or `chunks`");

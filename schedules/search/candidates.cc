@@ -47,9 +47,8 @@ std::string Reject(const Spec& spec, Placement placement) {
     return "needs costs of P stages or a multiple of it, these are of " + std::to_string(given) +
            " and P is " + std::to_string(spec.ranks);
   }
-  if (placement == Placement::kWave && WaveChunks(spec) < 3) {
-    return "needs at least 3 `chunks` for `placement` wave, has " +
-           std::to_string(WaveChunks(spec)) + "; with 2 it is `placement` v";
+  if (placement == Placement::kWave) {
+    if (std::string why_not = RejectWave(WaveChunks(spec)); !why_not.empty()) return why_not;
   }
   if (placement == Placement::kBidirectional && spec.microbatches < 2) {
     return "needs at least 2 micro-batches for two directions, has 1";
@@ -202,6 +201,12 @@ Provenance ProvenanceOf(const Candidate& candidate, const Spec& asked, const std
                            .noise = asked.search.noise};
   if (CostStages(asked) != candidate.frame.stages) provenance.cost_stages = CostStages(asked);
   return provenance;
+}
+
+std::string RejectWave(int chunks) {
+  if (chunks >= 3) return "";
+  return "needs at least 3 `chunks` for `placement` wave, has " + std::to_string(chunks) +
+         "; with 2 it is `placement` v";
 }
 
 int64_t LimitNeeded(const Spec& spec, const Plan& frame, int64_t held) {

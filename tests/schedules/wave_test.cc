@@ -134,6 +134,10 @@ TEST_SUITE("unit") {
     Spec spec = WaveSpec(2, 2, 3, UniformCosts(3, 4, 2));
     CHECK(Failure([&] { GeneratePlan(spec); }) ==
           "auto needs at least 3 `chunks` for `placement` wave, has 2; with 2 it is `placement` v");
+    spec.costs.stages.clear();
+    spec.costs.layers = {{.name = "block", .repeat = 16, .cost = {.f = 1, .b = 1, .w = 1}}};
+    CHECK(Failure([&] { GeneratePlan(spec); }) ==
+          "auto needs at least 3 `chunks` for `placement` wave, has 2; with 2 it is `placement` v");
   }
 }
 

@@ -1,7 +1,9 @@
 #include "schedules/compare.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
+#include <future>
 #include <utility>
 
 #include "compiler/lower/interleave.h"
@@ -255,14 +257,29 @@ std::vector<CompareRow> Compare(const CompareRequest& asked,
   const CostModel published = Prepare(&request);
   MadePlans made;
   request.control.made = &made;
+  // `auto` is searched beside all the others, and heard of once these are there.
+  std::atomic<bool> heard = false;
+  CompareRequest searched = request;
+  if (asked.control.report) {
+    searched.control.report = [&](const SearchState& state) {
+      if (heard) asked.control.report(state);
+    };
+  }
+  const auto search = [&] { return MakeRow(kAuto, searched, published); };
+  std::future<CompareRow> found;
+  if (!request.no_auto) found = std::async(std::launch::async | std::launch::deferred, search);
   std::vector<CompareRow> rows;
   for (const Schedule* schedule : Schedules()) {
-    if (schedule == &kAuto && request.no_auto) continue;
+    if (schedule == &kAuto) continue;
     if (started) started(schedule->name);
     rows.push_back(MakeRow(*schedule, request, published));
   }
+  if (request.no_auto) return rows;
+  if (started) started(kAuto.name);
+  heard = true;
+  rows.push_back(found.get());
   const bool any = request.spec.search.placement == Placement::kAny;
-  if (!request.single_too || request.no_auto || !any || !rows.back().twice) return rows;
+  if (!request.single_too || !any || !rows.back().twice) return rows;
   request.spec.search.placement = Placement::kSingle;
   CompareRow once = MakeRow(kAuto, request, published);
   if (once.report) rows.insert(rows.end() - 1, std::move(once));

@@ -24,7 +24,7 @@ struct CompareRequest {
   /// it means another number for schedules with other stages (MemoryLimitOf). spec.memory_limit is
   /// not looked at.
   std::string memory_limit = {};
-  SearchControl control = {};  ///< of the search of `auto`
+  SearchControl control = {};  ///< of the search of `auto`; reports come from its thread
   bool no_auto = false;        ///< leaves `auto` out
   /// Where the shortest that `auto` finds holds parameters twice: before it, a row with the
   /// shortest that holds them once (Placement::kSingle).
@@ -64,7 +64,8 @@ struct CompareRow {
 };
 
 /// A row for every schedule, in the order of Schedules(), `auto` last (twice with `single_too`).
-/// Calls `started` with the name of each before it is compiled. What a schedule does not take, or
+/// `auto` is searched on a thread of its own beside the others. Calls `started`, on the caller's,
+/// with the name of each before it is compiled, or waited for. What a schedule does not take, or
 /// does not fit, is in its row.
 std::vector<CompareRow> Compare(const CompareRequest& request,
                                 const std::function<void(std::string_view)>& started = {});

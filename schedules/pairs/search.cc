@@ -80,13 +80,16 @@ void Anneal(const SearchProblem& problem, Time bound, uint64_t seed, int64_t bud
   const SearchResult start = *best;
   for (int round = 0; round < rounds && best->makespan > bound && !work->spent(); ++round) {
     // Half of the rounds begin anew, so that one bad turn does not decide.
-    SearchResult found = 2 * round < rounds ? start : *best;
+    const bool anew = 2 * round < rounds;
+    SearchResult found = anew ? start : *best;
     std::optional<IncrementalEvaluator> run = IncrementalEvaluator::Of(problem, found.order);
     if (!run) return;
     found.makespan = run->makespan();
+    // Some orders are left behind by large changes alone.
+    const Time heat = !anew ? hottest / 3 : round == 0 ? hottest : 4 * hottest;
     PairAnnealing(problem, std::move(*run), bound, seed + static_cast<uint64_t>(round), work,
                   &found)
-        .Run(budget / rounds, 2 * round < rounds ? hottest : hottest / 3);
+        .Run(budget / rounds, heat);
     if (found.makespan < best->makespan) *best = found;
   }
 }

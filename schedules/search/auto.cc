@@ -152,27 +152,34 @@ class RoomSearch {
   }
 
   void TryRooms(const Candidate& of, Time free, bool first_done) {
-    for (const Room& room : RoomsOf(of, asked_, free)) {
+    const std::vector<Room> rooms = RoomsOf(of, asked_, free);
+    for (const Room& room : rooms) {
       if (std::exchange(first_done, false)) continue;
       if (best_ && control_.stopped()) return;
       // Of components that is no proof, but hardly any order overlaps so much more from chunk to
       // chunk.
       if (enough_ && room.bound >= *enough_ && !shared_) return;
-      Try(room, of.spec == spec_ && room.candidate.spec.memory_limit == spec_.memory_limit);
+      const bool itself = room.candidate.spec.memory_limit == spec_.memory_limit;
+      if (Try(room, itself && of.spec == spec_) || itself || &room != &rooms.front()) continue;
+      // As much as it likes was too much; what is published may fit.
+      Candidate unsearched = of;
+      unsearched.spec.search.budget = 0;
+      Try({unsearched, room.bound}, false);
     }
   }
 
-  /// `own`: with the room and the costs of the candidate itself.
-  void Try(const Room& room, bool own) {
+  /// `own`: with the room and the costs of the candidate itself. False where what is found holds
+  /// too much.
+  bool Try(const Room& room, bool own) {
     const double next = (1 + spent_) / 2;
     Choice choice = SearchCandidate(room.candidate, room.bound, asked_,
                                     PartOf(control_, std::exchange(spent_, next), next, ""));
     choice.plan.costs = spec_.costs;
     const Simulation run = Simulate(choice.plan, spec_.costs, Keep::kFigures);
-    if (!MemoryLimit(spec_.costs, spec_.memory_limit).Fits(run)) return;
+    if (!MemoryLimit(spec_.costs, spec_.memory_limit).Fits(run)) return false;
     choice.step = StepTime(choice.plan, spec_.costs, spec_.memory_limit, asked_.search);
     // Of equals the one that holds less.
-    if (best_ && choice.step > best_->step) return;
+    if (best_ && choice.step > best_->step) return true;
     // Where all orders were looked at, or other micro-batches come to a route, it is another bound.
     const Provenance& found = *choice.plan.provenance;
     if (own && !shared_) bound_ = std::max(bound_, found.bound);
@@ -180,6 +187,7 @@ class RoomSearch {
                                           own && shared_ ? found.bound : bound_);
     best_ = std::move(choice);
     enough_ = std::min(best_->step, enough_.value_or(best_->step));
+    return true;
   }
 
   const Candidate& candidate_;

@@ -218,8 +218,9 @@ CostModel MeasuredCosts(int steps) {
   return Train(Compile(spec), steps, false).costs;
 }
 
-/// REDUCE is not padded, and that of a tiny model takes next to nothing.
-CostModel WithoutReduce(CostModel costs) {
+/// Neither REDUCE nor messages are padded, and those of a tiny model take next to nothing.
+CostModel OfComputeAlone(CostModel costs) {
+  costs.comm = {};
   for (LayerCost& layer : costs.layers) layer.cost.reduce = 0;
   return costs;
 }
@@ -250,7 +251,7 @@ void Padded(const Options& options, int ranks) {
   PrintHeading("padded", ranks);
   std::map<std::string, Row> rows;
   for (int round = 0; round < options.rounds; ++round) {
-    const CostModel costs = WithoutReduce(MeasuredCosts(options.steps));
+    const CostModel costs = OfComputeAlone(MeasuredCosts(options.steps));
     for (const char* const schedule : kSchedules) {
       const Plan plan = Planned(schedule, ranks, costs);
       rows[schedule].Add(plan, Train(plan, options.steps, true));

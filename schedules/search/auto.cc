@@ -180,11 +180,15 @@ class RoomSearch {
     choice.step = StepTime(choice.plan, spec_.costs, spec_.memory_limit, asked_.search);
     // Of equals the one that holds less.
     if (best_ && choice.step > best_->step) return true;
-    // Where all orders were looked at, or other micro-batches come to a route, it is another bound.
+    // Where all orders were looked at it is another bound. That of a way to share micro-batches out
+    // holds for no other.
     const Provenance& found = *choice.plan.provenance;
     if (own && !shared_) bound_ = std::max(bound_, found.bound);
-    choice.plan.provenance = ProvenanceOf(candidate_, asked_, found.from, run.makespan,
-                                          own && shared_ ? found.bound : bound_);
+    Time bound = bound_;
+    if (shared_) {
+      bound = own ? found.bound : ProveBound(choice.plan, spec_.costs, spec_.memory_limit).value;
+    }
+    choice.plan.provenance = ProvenanceOf(candidate_, asked_, found.from, run.makespan, bound);
     best_ = std::move(choice);
     enough_ = std::min(best_->step, enough_.value_or(best_->step));
     return true;

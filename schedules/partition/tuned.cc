@@ -61,6 +61,8 @@ constexpr int64_t kFewestSchedules = 50, kSchedulesEach = 1000;
 constexpr size_t kMostStarts = 16;
 /// Of ten changes, those of the partition; and of four of these, those of passes.
 constexpr size_t kOfPartition = 3, kOfPasses = 3;
+/// Places where the stages with a layer more begin.
+constexpr int kStretches = 12;
 /// A problem takes about as long to make as so many of its instructions to schedule.
 constexpr int64_t kMaking = 3;
 
@@ -242,6 +244,18 @@ std::vector<Partition> UnevenPasses(const Plan& frame, const std::vector<Partiti
     }
   }
   return uneven;
+}
+
+std::vector<Partition> FullStretches(int layers, int stages) {
+  const int fewer = layers / stages, full = layers % stages, others = stages - full;
+  std::vector<Partition> partitions;
+  for (int k = 0; k <= kStretches && full > 0; ++k) {
+    const auto first = static_cast<ptrdiff_t>(others) * k / kStretches;
+    Partition partition(static_cast<size_t>(stages), fewer);
+    std::fill_n(partition.begin() + first, full, fewer + 1);
+    if (std::ranges::count(partitions, partition) == 0) partitions.push_back(std::move(partition));
+  }
+  return partitions;
 }
 
 std::optional<TunedPartition> TuneTogether(const Plan& frame, const std::vector<Partition>& starts,

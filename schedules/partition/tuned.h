@@ -15,6 +15,10 @@ namespace contraflow {
 /// route on which all ranks have as many stages, several; else none.
 std::vector<Partition> UnevenPasses(const Plan& frame, const std::vector<Partition>& of);
 
+/// Partitions whose stages have as many layers, or one more in one stretch of them, wherever that
+/// may be: small stages in front let all ranks begin soon, small ones behind let backwards.
+std::vector<Partition> FullStretches(int layers, int stages);
+
 /// A partition and an order for it.
 struct TunedPartition {
   Partition partition;

@@ -175,8 +175,12 @@ class ShapeSearch {
     };
     std::vector<Partition> starts = {partition_};
     const Partition even = EvenPartition(layers_.layers(), frame_.stages);
-    std::ranges::move(FullStretches(layers_.layers(), frame_.stages), std::back_inserter(starts));
-    std::ranges::move(UnevenPasses(frame_, {even, partition_}), std::back_inserter(starts));
+    std::vector<Partition> stretches = FullStretches(layers_.layers(), frame_.stages);
+    std::vector<Partition> uneven = UnevenPasses(frame_, {even, partition_});
+    // Those that come first are looked at for sure.
+    if (time > 0) std::swap(stretches, uneven);
+    std::ranges::move(uneven, std::back_inserter(starts));
+    std::ranges::move(stretches, std::back_inserter(starts));
     // Other draws with another budget, since the best with each is kept.
     const uint64_t seed = of_.search.seed + static_cast<uint64_t>(of_.search.budget) + time;
     const std::optional<TunedPartition> tuned =

@@ -121,6 +121,12 @@ Plan FromPublished(const Schedule& schedule, const Spec& spec, const SearchContr
     const Partition even = EvenPartition(layers.layers(), frame.stages);
     if (even != partitions.back()) offer(spec, even);
   }
+  if (spec.recompute.choice == Recompute::Choice::kAuto && !choice.fits()) {
+    // The least memory of all, on a partition of its own.
+    Spec full = spec;
+    full.recompute = {.choice = Recompute::Choice::kFull};
+    choice.Offer([&] { return FromPublished(schedule, full, control); });
+  }
   return choice.Take(possible);
 }
 

@@ -14,6 +14,9 @@
 namespace contraflow {
 namespace {
 
+/// Bytes of one kind that a stage may have, as costs and plans take them.
+constexpr int64_t kMostBytes = int64_t{1} << 40;
+
 /// Layers that are interleaved together. In longer rows overlap over the ends of such is little.
 constexpr int kMostTogether = 24;
 
@@ -235,6 +238,19 @@ CostModel LayerStages::Of(const std::vector<std::pair<int, int>>& segments) {
     memory.zero = costs_.memory->zero;
     memory.workspace_bytes = costs_.memory->workspace_bytes;
     memory.values = costs_.memory->values;
+  }
+  const std::pair<const std::vector<int64_t>&, const char*> sums[] = {
+      {memory.activation_of, "activations of a micro-batch"},
+      {memory.parameter_bytes, "parameters"},
+      {memory.gradient_bytes, "gradients"},
+      {memory.optimizer_bytes, "optimizer state"}};
+  for (const auto& [list, what] : sums) {
+    for (size_t s = 0; s < list.size(); ++s) {
+      if (list[s] <= kMostBytes) continue;
+      throw Error("the layers of stage " + std::to_string(s) + " have " + std::to_string(list[s]) +
+                  " bytes of " + what + ", and a stage has at most " + std::to_string(kMostBytes) +
+                  "; use more `ranks`, or costs of a model split over more devices");
+    }
   }
   const bool empty = !holds && !costs_.memory && memory.parameter_bytes.empty() &&
                      memory.gradient_bytes.empty() && memory.optimizer_bytes.empty();

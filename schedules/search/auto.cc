@@ -92,7 +92,8 @@ std::vector<Room> RoomsOf(const Candidate& candidate, const Spec& asked, Time fr
     if (rooms.back().bound <= free) --left;
   }
   rooms.push_back({candidate, own ? ProveBound(frame, costs, own).value : free});
-  if (left == 0) rooms.back().candidate.spec.memory_limit.reset();
+  const bool all_fits = own && *own >= most;
+  if (left == 0 || all_fits) rooms.back().candidate.spec.memory_limit.reset();
   std::ranges::reverse(rooms);
   return rooms;
 }

@@ -240,6 +240,17 @@ TEST_SUITE("unit") {
           "compile without `model`, or give costs with such layers");
   }
 
+  TEST_CASE("a stage has no more bytes than a plan may say") {
+    CostModel costs;
+    costs.layers = {{.name = "block", .repeat = 8, .cost = {.f = 1, .b = 1, .w = 1}}};
+    costs.layers[0].optimizer_bytes = int64_t{1} << 38;
+    CHECK(Failure([&] { Compile(MakeSpec("1f1b", 2, 4, costs)); }) == "accepted");
+    costs.layers[0].repeat = 9;
+    CHECK(Failure([&] { Compile(MakeSpec("1f1b", 2, 4, costs)); }) ==
+          "the layers of stage 0 have 1374389534720 bytes of optimizer state, and a stage has at "
+          "most 1099511627776; use more `ranks`, or costs of a model split over more devices");
+  }
+
   TEST_CASE("a file of layers that does not hold says where") {
     const auto failure = [](const std::string& layers, const std::string& more = "") {
       return Failure(

@@ -271,6 +271,12 @@ TEST_SUITE("property") {
           Spec spec = MakeSpec(schedule, ranks, 8, MixedCosts());
           spec.memory_limit = limit;
           const auto refused = [&] { return Failure([&] { Compile(spec); }); };
+          // What holds least of all fits where anything does.
+          spec.recompute = ParseRecompute("full");
+          const bool full = refused() == "accepted";
+          spec.recompute = ParseRecompute("auto");
+          if (full) CHECK(refused() == "accepted");
+          spec.recompute = {};
           if (refused() != "accepted") continue;
           ++fit;
           for (const char* part : {"attention", "experts", "all-but-attention"}) {

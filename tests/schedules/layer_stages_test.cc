@@ -242,7 +242,7 @@ TEST_SUITE("unit") {
 
   TEST_CASE("a stage has no more bytes than a plan may say") {
     CostModel costs;
-    costs.layers = {{.name = "block", .repeat = 8, .cost = {.f = 1, .b = 1, .w = 1}}};
+    costs.layers = {{.name = "block", .repeat = 8, .cost = UniformCosts(1, 1, 1).stages.front()}};
     costs.layers[0].optimizer_bytes = int64_t{1} << 38;
     CHECK(Failure([&] { Compile(MakeSpec("1f1b", 2, 4, costs)); }) == "accepted");
     costs.layers[0].repeat = 9;

@@ -135,7 +135,8 @@ TEST_SUITE("unit") {
     CHECK(Failure([&] { GeneratePlan(spec); }) ==
           "auto needs at least 3 `chunks` for `placement` wave, has 2; with 2 it is `placement` v");
     spec.costs.stages.clear();
-    spec.costs.layers = {{.name = "block", .repeat = 16, .cost = {.f = 1, .b = 1, .w = 1}}};
+    spec.costs.layers = {
+        {.name = "block", .repeat = 16, .cost = UniformCosts(1, 1, 1).stages.front()}};
     CHECK(Failure([&] { GeneratePlan(spec); }) ==
           "auto needs at least 3 `chunks` for `placement` wave, has 2; with 2 it is `placement` v");
   }

@@ -76,6 +76,7 @@ Plan FromPublished(const Schedule& schedule, const Spec& spec, const SearchContr
   const auto offer = [&](const Spec& one, const Partition& partition) {
     return choice.Offer([&] {
       const Spec staged = Staged(one, frame, &layers, partition);
+      CheckBytes(staged.costs);
       Plan plan = GeneratePlan(staged, control);
       plan.costs = staged.costs;
       return plan;

@@ -39,6 +39,7 @@ constexpr size_t kMostAgain = 2;
 constexpr int64_t kSharesAgain = 2;
 
 FoundPlan SearchStaged(const Spec& staged, const SearchControl& control) {
+  CheckBytes(staged.costs);
   Plan plan = GeneratePlan(staged, control);
   const Time step = StepTime(plan, staged.costs, staged.memory_limit, staged.search);
   return {std::move(plan), step};

@@ -239,12 +239,21 @@ CostModel LayerStages::Of(const std::vector<std::pair<int, int>>& segments) {
     memory.workspace_bytes = costs_.memory->workspace_bytes;
     memory.values = costs_.memory->values;
   }
-  const std::pair<const std::vector<int64_t>&, const char*> sums[] = {
+  const bool empty = !holds && !costs_.memory && memory.parameter_bytes.empty() &&
+                     memory.gradient_bytes.empty() && memory.optimizer_bytes.empty();
+  if (!empty) made.memory = std::move(memory);
+  return made;
+}
+
+void CheckBytes(const CostModel& made) {
+  if (!made.memory) return;
+  const MemoryCost& memory = *made.memory;
+  const std::pair<const std::vector<int64_t>&, const char*> kinds[] = {
       {memory.activation_of, "activations of a micro-batch"},
       {memory.parameter_bytes, "parameters"},
       {memory.gradient_bytes, "gradients"},
       {memory.optimizer_bytes, "optimizer state"}};
-  for (const auto& [list, what] : sums) {
+  for (const auto& [list, what] : kinds) {
     for (size_t s = 0; s < list.size(); ++s) {
       if (list[s] <= kMostBytes) continue;
       throw Error("the layers of stage " + std::to_string(s) + " have " + std::to_string(list[s]) +
@@ -252,10 +261,6 @@ CostModel LayerStages::Of(const std::vector<std::pair<int, int>>& segments) {
                   "; use more `ranks`, or costs of a model split over more devices");
     }
   }
-  const bool empty = !holds && !costs_.memory && memory.parameter_bytes.empty() &&
-                     memory.gradient_bytes.empty() && memory.optimizer_bytes.empty();
-  if (!empty) made.memory = std::move(memory);
-  return made;
 }
 
 bool HasComponents(const std::vector<LayerCost>& layers) {

@@ -160,8 +160,10 @@ class RoomSearch {
       // Of components that is no proof, but hardly any order overlaps so much more from chunk to
       // chunk.
       if (enough_ && room.bound >= *enough_ && !shared_) return;
-      const bool itself = room.candidate.spec.memory_limit == spec_.memory_limit;
-      if (Try(room, itself && of.spec == spec_) || itself || &room != &rooms.front()) continue;
+      // A bound with any room holds with this one.
+      const std::optional<int64_t>& limit = room.candidate.spec.memory_limit;
+      const bool own = of.spec == spec_ && (!limit || limit == spec_.memory_limit);
+      if (Try(room, own) || limit) continue;
       // As much as it likes was too much; what is published may fit.
       Candidate unsearched = of;
       unsearched.spec.search.budget = 0;
@@ -169,8 +171,8 @@ class RoomSearch {
     }
   }
 
-  /// `own`: with the room and the costs of the candidate itself. False where what is found holds
-  /// too much.
+  /// `own`: with the costs of the candidate itself, and no less room. False where what is found
+  /// holds too much.
   bool Try(const Room& room, bool own) {
     const double next = (1 + spent_) / 2;
     Choice choice = SearchCandidate(room.candidate, room.bound, asked_,

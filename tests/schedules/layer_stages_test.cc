@@ -245,7 +245,7 @@ TEST_SUITE("unit") {
     costs.layers = {{.name = "block", .repeat = 8, .cost = UniformCosts(1, 1, 1).stages.front()}};
     costs.layers[0].optimizer_bytes = int64_t{1} << 38;
     CHECK(Failure([&] { Compile(MakeSpec("1f1b", 2, 4, costs)); }) == "accepted");
-    costs.layers[0].repeat = 9;
+    costs.layers[0].repeat = 10;
     CHECK(Failure([&] { Compile(MakeSpec("1f1b", 2, 4, costs)); }) ==
           "the layers of stage 0 have 1374389534720 bytes of optimizer state, and a stage has at "
           "most 1099511627776; use more `ranks`, or costs of a model split over more devices");

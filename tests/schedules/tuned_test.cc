@@ -79,6 +79,23 @@ TEST_SUITE("unit") {
     CHECK(UnevenPasses(Interleaved(4, 2), {{1, 1, 1, 1, 1, 1, 1, 1}}).empty());
   }
 
+  TEST_CASE("full stretches: the fuller stages are neighbours, wherever they begin") {
+    for (const int layers : {8, 11, 13, 23, 24}) {
+      const std::vector<Partition> partitions = FullStretches(layers, 8);
+      CHECK(partitions.empty() == (layers % 8 == 0));
+      CHECK(std::set(partitions.begin(), partitions.end()).size() == partitions.size());
+      for (const Partition& partition : partitions) {
+        CHECK(partition.size() == 8);
+        CHECK(std::accumulate(partition.begin(), partition.end(), 0) == layers);
+        const auto full = [&](int stage) { return stage > layers / 8; };
+        const auto first = std::ranges::find_if(partition, full);
+        CHECK(std::all_of(first, first + layers % 8, full));
+      }
+    }
+    const std::vector<Partition> all = FullStretches(6, 4);
+    CHECK(all == std::vector<Partition>{{2, 2, 1, 1}, {1, 2, 2, 1}, {1, 1, 2, 2}});
+  }
+
   TEST_CASE("layers and rules tuned together: what is found runs and fits, the same each time") {
     const Plan frame = Interleaved(6, 4);
     LayerStages layers(LayersOf(46), Overlap::kAll);

@@ -137,7 +137,7 @@ class RoomSearch {
     // What is proven at once needs no other room.
     const bool binds = bound_ > free || !spec_.memory_limit;
     if (binds) Try({candidate_, bound_}, true);
-    if (binds && !shared_ && best_->step <= bound_) return std::move(best_);
+    if (best_ && !shared_ && best_->step <= bound_) return std::move(best_);
     TryRooms(candidate_, free, binds);
     if (std::optional<CostModel> less = WithPublishedOverlap(spec_.costs)) {
       Candidate published = candidate_;

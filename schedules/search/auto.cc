@@ -66,9 +66,10 @@ int64_t MostHeld(const Plan& frame, const MemoryLimit& unit) {
   return most;
 }
 
-/// The candidate with less and less room, itself at first. Where it has more than any of the limits
-/// above that count, it has as much as it likes. `free` is its bound without a limit.
-std::vector<Room> RoomsOf(const Candidate& candidate, const Spec& asked, Time free) {
+/// The candidate with less and less room than its own: at the limits that count, and at those that
+/// are less than `peak`, what it holds without a limit. `free` is its bound without one.
+std::vector<Room> LesserRooms(const Candidate& candidate, const Spec& asked, Time free,
+                              int64_t peak) {
   const Plan& frame = candidate.frame;
   const CostModel& costs = candidate.spec.costs;
   const std::optional<int64_t> own = candidate.spec.memory_limit;
@@ -85,15 +86,12 @@ std::vector<Room> RoomsOf(const Candidate& candidate, const Spec& asked, Time fr
   int64_t last = 0;
   for (const int quarters : kQuarters) {
     const int64_t limit = (whole / 4 * quarters + whole % 4 * quarters / 4) * parts;
-    if ((own && limit >= *own) || limit >= most || left == 0) break;
+    if ((own && limit >= *own) || limit >= most || (left <= 0 && limit >= peak)) break;
     if (limit < least || limit == std::exchange(last, limit)) continue;
     rooms.push_back({candidate, ProveBound(frame, costs, limit).value});
     rooms.back().candidate.spec.memory_limit = limit;
     if (rooms.back().bound <= free) --left;
   }
-  rooms.push_back({candidate, own ? ProveBound(frame, costs, own).value : free});
-  const bool all_fits = own && *own >= most;
-  if (left == 0 || all_fits) rooms.back().candidate.spec.memory_limit.reset();
   std::ranges::reverse(rooms);
   return rooms;
 }
@@ -133,43 +131,45 @@ class RoomSearch {
     if (!spec_.search.lesser_limits || spec_.search.noise > 0) {
       return SearchCandidate(candidate_, bound_, asked_, control_);
     }
-    const Time free = FreeBound(candidate_);
-    // What is proven at once needs no other room.
-    const bool binds = bound_ > free || !spec_.memory_limit;
-    if (binds) Try({candidate_, bound_}, true);
+    TryRooms(candidate_, bound_);
     if (best_ && !shared_ && best_->step <= bound_) return std::move(best_);
-    TryRooms(candidate_, free, binds);
     if (std::optional<CostModel> less = WithPublishedOverlap(spec_.costs)) {
       Candidate published = candidate_;
       published.spec.costs = std::move(*less);
-      TryRooms(published, FreeBound(published), false);
+      TryRooms(published,
+               ProveBound(published.frame, published.spec.costs, spec_.memory_limit).value);
     }
     return std::move(best_);
   }
 
  private:
-  static Time FreeBound(const Candidate& of) {
-    return ProveBound(of.frame, of.spec.costs, std::nullopt).value;
-  }
-
-  void TryRooms(const Candidate& of, Time free, bool first_done) {
-    const std::vector<Room> rooms = RoomsOf(of, asked_, free);
-    for (const Room& room : rooms) {
-      if (std::exchange(first_done, false)) continue;
-      if (best_ && control_.stopped()) return;
-      // Of components that is no proof, but hardly any order overlaps so much more from chunk to
-      // chunk.
-      if (enough_ && room.bound >= *enough_ && !shared_) return;
+  /// With its own room, of which `bound` is the bound, and then less. Where the bound is that
+  /// without a limit, what is found without one is taken, if it fits.
+  void TryRooms(const Candidate& of, Time bound) {
+    const bool own = of.spec == spec_;
+    Candidate any = of;
+    any.spec.memory_limit.reset();
+    const Time free = of.spec.memory_limit ? ProveBound(of.frame, of.spec.costs, {}).value : bound;
+    if (best_ && !Worth(bound)) return;
+    int64_t peak = 0;
+    bool fits = false;
+    if (bound <= free) {
       // A bound with any room holds with this one.
-      const std::optional<int64_t>& limit = room.candidate.spec.memory_limit;
-      const bool own = of.spec == spec_ && (!limit || limit == spec_.memory_limit);
-      if (Try(room, own) || limit) continue;
-      // As much as it likes was too much; what is published may fit.
-      Candidate unsearched = of;
-      unsearched.spec.search.budget = 0;
-      Try({unsearched, room.bound}, false);
+      fits = Try({any, free}, own);
+      peak = peak_;
+    }
+    if (!fits) Try({of, bound}, own);
+    if (best_ && !shared_ && best_->step <= bound) return;
+    for (const Room& room : LesserRooms(of, asked_, free, peak)) {
+      if (best_ && control_.stopped()) return;
+      if (!Worth(room.bound)) return;
+      Try(room, false);
     }
   }
+
+  /// True where something shorter may be found. Of components a bound is no proof, but hardly any
+  /// order overlaps so much more from chunk to chunk.
+  bool Worth(Time bound) const { return !enough_ || bound < *enough_ || shared_; }
 
   /// `own`: with the costs of the candidate itself, and no less room. False where what is found
   /// holds too much.
@@ -179,7 +179,10 @@ class RoomSearch {
                                     PartOf(control_, std::exchange(spent_, next), next, ""));
     choice.plan.costs = spec_.costs;
     const Simulation run = Simulate(choice.plan, spec_.costs, Keep::kFigures);
-    if (!MemoryLimit(spec_.costs, spec_.memory_limit).Fits(run)) return false;
+    const MemoryLimit limit(spec_.costs, spec_.memory_limit);
+    peak_ = 0;
+    for (const RankFigures& rank : run.ranks) peak_ = std::max(peak_, limit.Peak(rank));
+    if (!limit.Fits(run)) return false;
     choice.step = StepTime(choice.plan, spec_.costs, spec_.memory_limit, asked_.search);
     // Of equals the one that holds less.
     if (best_ && choice.step > best_->step) return true;
@@ -205,6 +208,7 @@ class RoomSearch {
   Time bound_;
   std::optional<Time> enough_;
   std::optional<Choice> best_;
+  int64_t peak_ = 0;  // of what was found last
   double spent_ = 0;
 };
 

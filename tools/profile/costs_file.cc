@@ -145,9 +145,7 @@ std::string ValuesText(const LayerEstimate& layer) {
   for (size_t v = 0; v < kValueCount; ++v) {
     std::string parts;
     for (const Kept& kept : layer.work.kept) {
-      std::optional<Value> value = kept.value;
-      if (value == Value::rows && !layer.work.exchanges) value = Value::hidden;
-      if (value == static_cast<Value>(v)) parts += (parts.empty() ? "" : " + ") + kept.name;
+      if (kept.value == static_cast<Value>(v)) parts += (parts.empty() ? "" : " + ") + kept.name;
     }
     if (parts.empty()) continue;
     text += (text.ends_with(": ") ? "" : "; ") + std::string(Name(static_cast<Value>(v))) + " = " +

@@ -109,11 +109,6 @@ LayerEstimate CostOf(std::string name, WorkOfLayer work, const CostSetup& setup)
   if (cost.work.halves) {
     cost.components = ComponentsOf(cost, setup);
     ValueBytes& of_values = cost.components->values.emplace_back();
-    if (!cost.work.exchanges) {
-      // Rows that come from no other device are made by the half that uses them.
-      double& rows = values[static_cast<size_t>(Value::rows)];
-      values[static_cast<size_t>(Value::hidden)] += std::exchange(rows, 0);
-    }
     for (size_t v = 0; v < kValueCount; ++v) of_values[v] = static_cast<int64_t>(values[v]);
   }
   cost.output_bytes = bytes(cost.work.output_bytes, "messages");

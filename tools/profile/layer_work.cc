@@ -225,7 +225,9 @@ void AddExperts(WorkBuilder* builder) {
   AddGatedMlp("experts' ", rows, moe.width / work.tp, moe.experts / ep, WorkKind::kExperts,
               moe.expert_bias, builder);
   work.AddMemory("rows from experts", rows, work.hidden, 2 * kBf16, 2 * kBf16);
-  work.Keep("rows", KeptUntil::kW, rows / work.tp, work.hidden, work.cast, Value::rows);
+  // Rows that come from no other device are made by the half that uses them, as all else in it.
+  work.Keep("rows", KeptUntil::kW, rows / work.tp, work.hidden, work.cast,
+            ep > 1 ? std::optional(Value::rows) : std::nullopt);
   work.Keep("gradients of rows from experts", KeptUntil::kFromBToW, rows / work.tp, work.hidden,
             work.cast);
   if (moe.shared_width > 0) {

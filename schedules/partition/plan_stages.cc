@@ -16,8 +16,6 @@ std::string Layers(int64_t count) {
   return std::to_string(count) + (count == 1 ? " layer" : " layers");
 }
 
-bool IsMoe(const LayerCost& layer) { return layer.moe && layer.moe->KindOf(0) == LayerKind::kMoe; }
-
 /// f, b and w of a layer without all-to-alls, whose components run one after the other.
 StageCost InOneGo(const LayerCost& layer) {
   if (!layer.moe) return layer.cost;

@@ -263,6 +263,8 @@ void CheckBytes(const CostModel& made) {
   }
 }
 
+bool IsMoe(const LayerCost& layer) { return layer.moe && layer.moe->KindOf(0) == LayerKind::kMoe; }
+
 bool HasComponents(const std::vector<LayerCost>& layers) {
   return std::ranges::any_of(layers, [](const LayerCost& layer) { return layer.moe.has_value(); });
 }

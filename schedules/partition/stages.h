@@ -79,6 +79,9 @@ void CheckBytes(const CostModel& made);
 /// those that the plan was made for.
 CostModel StagesForPlan(const CostModel& costs, const Plan& plan, Overlap overlap);
 
+/// True if the layer has components with all-to-alls.
+bool IsMoe(const LayerCost& layer);
+
 /// True if some layer has components.
 bool HasComponents(const std::vector<LayerCost>& layers);
 

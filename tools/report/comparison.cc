@@ -190,10 +190,7 @@ std::string Footer(const CompareRequest& request, std::span<const CompareRow> ro
     formula = "formula: the published bubble of a rank, and whether it holds for these costs.\n" +
               std::string(kFormulaLegend);
   }
-  const auto exchanges = [](const LayerCost& layer) {
-    return layer.moe && layer.moe->KindOf(0) == LayerKind::kMoe;
-  };
-  if (std::ranges::any_of(request.spec.costs.layers, exchanges)) {
+  if (std::ranges::any_of(request.spec.costs.layers, IsMoe)) {
     text +=
         "All rows are at level comm: components of MoE layers overlap within a chunk or a\n"
         "  pair alone. compile --level component makes plans in which all of them may.\n";

@@ -1,23 +1,35 @@
 // Bounds that hold for any partition where each rank has several stages of one route.
 //
-// Weigh the ranks with any weights that sum up
-// to 1. The largest rank has no less than all of them weighed,
 //
-//     makespan >= min over partitions of sum over r of weight(r) (head(r) + M work(r)),
+// Before the first micro-batch reaches stage s, its rank can only run forwards of the stages that
+// it has before s, and before its first backward nothing but forwards. So with each stage s of a
+// rank
 //
-// and the sum is one over stages, each with its own layers: a dynamic programme over their ends
-// finds its minimum. Ranks that come out with more than others are given more weight, a few times.
+//     makespan >= head(s) + M (work of its stages - forwards of those before s),
+//
+// and with the head of its first backward, which is the way of a micro-batch through all stages and
+// back to the last one of the rank,
+//
+//     makespan >= head + M (work of its stages - all their forwards).
+//
+// Weigh these floors, of all ranks, with any weights that sum up to 1. The largest is no less than
+// all of them weighed, and that is a sum over stages, each with its own layers: a dynamic programme
+// over their ends finds the partition with the least. Floors that come out higher than others are
+// given more weight, a few times.
 //
 // Layers are whole. Of a set of n layers the ranks have n together, and what k of them take is no
 // less than the k shortest of the set do. So a makespan T needs
 //
-//     sum over r of (the most k with head(r) + M (work of the k shortest) <= T) >= n,
+//     sum over r of (the most k with which neither its first floor nor its last is above T) >= n,
 //
 // for all layers with no less work than some length, whichever.
 
 #include <algorithm>
+#include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <numeric>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -30,90 +42,142 @@ namespace {
 /// Steps up to which the dynamic programme is worth its time.
 constexpr int64_t kMostWindows = 2'000'000;
 
-/// The bound of ranks that are weighed, of one route and ranks alike.
-class WeighedBound {
+/// What passes before and between the stages of one route on ranks that are alike.
+class DeepRoute {
  public:
-  WeighedBound(const Spec& spec, const LayerStages& layers, LayerWork* work, const Plan& frame)
-      : frame_(frame),
-        layers_(layers),
-        work_(*work),
-        hop_(LeastHop(spec.costs)),
-        extra_(layers.layers() - frame.stages) {
-    first_.assign(static_cast<size_t>(frame.ranks), -1);
-    for (int s = 0; s < frame.stages; ++s) {
-      int& first = first_[RankOf(s)];
-      if (first < 0) first = s;
+  DeepRoute(const Spec& spec, const LayerStages& layers, const Plan& frame)
+      : layers_(layers), microbatches_(frame.microbatches), of_(frame.routes[0].ranks) {
+    const Time hop = LeastHop(spec.costs);
+    stages_.resize(static_cast<size_t>(frame.ranks));
+    for (size_t s = 0; s < of_.size(); ++s) {
+      hops_.push_back(s == 0 ? 0 : hops_.back() + (of_[s] != of_[s - 1] ? hop : 0));
+      pass_.push_back(stages_[RankOf(s)].size());
+      stages_[RankOf(s)].push_back(s);
     }
   }
 
-  static bool Takes(const Spec& spec, const LayerStages& layers, const Plan& frame) {
-    const int64_t window = layers.layers() - frame.stages + 1;
-    return frame.routes.size() == 1 && spec.costs.microbatch_scale.empty() &&
-           spec.costs.ranks.empty() && frame.stages * window * window <= kMostWindows;
+  Time microbatches() const { return microbatches_; }
+  size_t stages() const { return of_.size(); }
+  /// How many ranks there are, and which stages each has.
+  size_t ranks() const { return stages_.size(); }
+  const std::vector<size_t>& StagesOf(size_t rank) const { return stages_[rank]; }
+  size_t RankOf(size_t s) const { return static_cast<size_t>(of_[s]); }
+  /// How many stages of its rank are before stage s.
+  size_t PassOf(size_t s) const { return pass_[s]; }
+
+  /// When the first micro-batch can be at stage s, whose first layer is `i`.
+  Time Head(size_t s, int i) const { return layers_.forward_before(i) + hops_[s]; }
+  /// When it can be back at stage s, whose last layer is the one before `j`.
+  Time BackAt(size_t s, int j) const {
+    const int all = layers_.layers();
+    return layers_.forward_before(all) + hops_.back() + layers_.backward_before(all) -
+           layers_.backward_before(j) + hops_.back() - hops_[s];
   }
+
+ private:
+  const LayerStages& layers_;
+  const Time microbatches_;
+  const std::vector<int>& of_;
+  std::vector<Time> hops_;  // before each stage, what messages take
+  std::vector<size_t> pass_;
+  std::vector<std::vector<size_t>> stages_;
+};
+
+/// The bound of floors that are weighed. Floor p of a rank is that of its p-th stage; behind these
+/// comes the one of its first backward.
+class WeighedBound {
+ public:
+  WeighedBound(const LayerStages& layers, LayerWork* work, const DeepRoute& route)
+      : route_(route),
+        layers_(layers),
+        work_(*work),
+        extra_(layers.layers() - static_cast<int>(route.stages())) {}
 
   PartitionBound Find() {
     PartitionBound best;
-    std::vector<double> weights(first_.size(), 1 / static_cast<double>(first_.size()));
+    Weights weights;
+    for (size_t r = 0; r < route_.ranks(); ++r) {
+      weights.emplace_back(route_.StagesOf(r).size() + 1, 1.0);
+    }
     for (int round = 0; round < kWeighings; ++round) {
+      double sum = 0;
+      for (const auto& of_rank : weights)
+        sum = std::accumulate(of_rank.begin(), of_rank.end(), sum);
+      for (auto& of_rank : weights) {
+        for (double& weight : of_rank) weight /= sum;
+      }
       double value = 0;
       Partition partition = Least(weights, &value);
-      const Time bound = static_cast<Time>(value * (1 - 1e-12));
+      const Time bound = static_cast<Time>(value * (1 - 1e-11));
       if (bound > best.value) best = {bound, partition};
-      const std::vector<Time> loads = LoadsOf(partition);
-      const auto most = static_cast<double>(std::ranges::max(loads));
-      double sum = 0;
-      for (size_t r = 0; r < loads.size(); ++r) {
-        const double below = 1 - static_cast<double>(loads[r]) / most;
-        weights[r] *= 1 - below / (1 + 0.1 * round);
-        sum += weights[r];
+      const auto floors = FloorsOf(partition);
+      Time most = 1;
+      for (const auto& of_rank : floors) most = std::max(most, std::ranges::max(of_rank));
+      for (size_t r = 0; r < floors.size(); ++r) {
+        for (size_t p = 0; p < floors[r].size(); ++p) {
+          const double below = 1 - static_cast<double>(floors[r][p]) / static_cast<double>(most);
+          weights[r][p] *= std::exp(-kStep * below / (1 + 0.1 * round));
+        }
       }
-      for (double& weight : weights) weight /= sum;
     }
     return best;
   }
 
  private:
-  static constexpr int kWeighings = 30;
+  static constexpr int kWeighings = 60;
+  static constexpr double kStep = 30;
+  using Weights = std::vector<std::vector<double>>;  // by rank and floor
 
-  size_t RankOf(int s) const {
-    return static_cast<size_t>(frame_.routes[0].ranks[static_cast<size_t>(s)]);
-  }
+  Time Forward(int i, int j) const { return layers_.forward_before(j) - layers_.forward_before(i); }
 
-  /// Of stage s with the layers i..j-1: the head of a rank's first one, and all micro-batches.
-  Time Load(int s, int i, int j) {
-    const Time own = frame_.microbatches * work_.Of(i, j);
-    return first_[RankOf(s)] == s ? own + layers_.forward_before(i) + s * hop_ : own;
-  }
-
-  std::vector<Time> LoadsOf(const Partition& partition) {
-    std::vector<Time> loads(first_.size(), 0);
+  std::vector<std::vector<Time>> FloorsOf(const Partition& partition) {
+    std::vector<std::vector<Time>> floors(route_.ranks());
+    for (size_t r = 0; r < floors.size(); ++r) floors[r].resize(route_.StagesOf(r).size() + 1);
     int i = 0;
-    for (int s = 0; s < frame_.stages; ++s) {
-      const int j = i + partition[static_cast<size_t>(s)];
-      loads[RankOf(s)] += Load(s, i, j);
+    for (size_t s = 0; s < partition.size(); ++s) {
+      const int j = i + partition[s];
+      std::vector<Time>& of_rank = floors[route_.RankOf(s)];
+      const size_t pass = route_.PassOf(s);
+      const Time work = route_.microbatches() * work_.Of(i, j);
+      for (size_t p = 0; p < of_rank.size(); ++p) {
+        of_rank[p] += p > pass ? work - route_.microbatches() * Forward(i, j) : work;
+      }
+      of_rank[pass] += route_.Head(s, i);
+      if (pass + 2 == of_rank.size()) of_rank.back() += route_.BackAt(s, j);
       i = j;
     }
-    return loads;
+    return floors;
   }
 
   /// The partition with the least weighed sum. Entry e of a stage: e layers more than one each.
-  Partition Least(const std::vector<double>& weights, double* value) {
+  Partition Least(const Weights& weights, double* value) {
     const auto entries = static_cast<size_t>(extra_) + 1;
     constexpr double kNone = std::numeric_limits<double>::max();
     std::vector<double> least(entries, kNone);
     least[0] = 0;
     std::vector<std::vector<int>> from;
-    for (int s = 0; s < frame_.stages; ++s) {
+    for (size_t s = 0; s < route_.stages(); ++s) {
       std::vector<double> next(entries, kNone);
       std::vector<int>& origin = from.emplace_back(entries, 0);
-      const double weight = weights[RankOf(s)];
+      const std::vector<double>& of_rank = weights[route_.RankOf(s)];
+      const size_t pass = route_.PassOf(s);
+      const auto here = of_rank.begin() + static_cast<std::ptrdiff_t>(pass);
+      const double later = std::accumulate(here + 1, of_rank.end(), 0.0);
+      const double all = std::accumulate(of_rank.begin(), here + 1, later);
+      const double back = pass + 2 == of_rank.size() ? of_rank.back() : 0;
+      const auto count = static_cast<double>(route_.microbatches());
+      const int one = static_cast<int>(s);
       for (int before = 0; before <= extra_; ++before) {
         const double sum = least[static_cast<size_t>(before)];
         if (sum == kNone) continue;
+        const int i = one + before;
+        const double head = sum + *here * static_cast<double>(route_.Head(s, i));
         for (int after = before; after <= extra_; ++after) {
-          const auto load = static_cast<double>(Load(s, s + before, s + 1 + after));
-          const double now = sum + weight * load;
+          const int j = one + 1 + after;
+          const double now = head +
+                             count * (all * static_cast<double>(work_.Of(i, j)) -
+                                      later * static_cast<double>(Forward(i, j))) +
+                             back * static_cast<double>(route_.BackAt(s, j));
           if (now >= next[static_cast<size_t>(after)]) continue;
           next[static_cast<size_t>(after)] = now;
           origin[static_cast<size_t>(after)] = before;
@@ -132,70 +196,91 @@ class WeighedBound {
     return partition;
   }
 
-  const Plan& frame_;
+  const DeepRoute& route_;
   const LayerStages& layers_;
   LayerWork& work_;
-  const Time hop_;
-  const int extra_;         ///< layers more than stages
-  std::vector<int> first_;  ///< stage of each rank
+  const int extra_;  ///< layers more than stages
 };
 
-/// The least T with which the ranks, each from its head on, have room for all of a set of layers,
-/// of which the k shortest take sums[k] for all micro-batches; no more than `enough`.
-Time LeastRoom(const std::vector<Time>& heads, const std::vector<Time>& sums, Time enough) {
-  const auto fits = [&](Time makespan) {
-    size_t room = 0;
-    for (const Time head : heads) {
-      if (head > makespan) continue;
-      const auto most = std::upper_bound(sums.begin(), sums.end(), makespan - head);
-      room += static_cast<size_t>(most - sums.begin()) - 1;
+/// The sums of the k shortest of these, by k.
+std::vector<Time> SumsOf(std::vector<Time> works) {
+  std::ranges::sort(works);
+  std::vector<Time> sums = {0};
+  for (const Time work : works) sums.push_back(sums.back() + work);
+  return sums;
+}
+
+/// How many layers fit, of which the k shortest take sums[k]; -1: not even none.
+int64_t MostThatFit(const std::vector<Time>& sums, Time room) {
+  auto k = static_cast<int64_t>(sums.size()) - 1;
+  // Less than nothing is left of layers that save more than they take beside their forwards.
+  while (k >= 0 && sums[static_cast<size_t>(k)] > room) --k;
+  return k;
+}
+
+/// What whole layers come to, up to `enough`.
+Time WholeLayers(const LayerStages& layers, const LayerWork& work, const DeepRoute& route,
+                 Time enough) {
+  const auto all = static_cast<int>(route.stages());
+  std::vector<std::pair<Time, Time>> heads;  // of the first stage, of the first backward
+  for (size_t r = 0; r < route.ranks(); ++r) {
+    const size_t first = route.StagesOf(r).front(), last = route.StagesOf(r).back();
+    const int behind = all - 1 - static_cast<int>(last);
+    heads.emplace_back(route.Head(first, static_cast<int>(first)),
+                       route.BackAt(last, layers.layers() - behind));
+  }
+  const auto works_of = [&](Time least, bool forwards) {
+    std::vector<Time> works;
+    for (int i = 0; i < layers.layers(); ++i) {
+      const Time one = work.between(i, i + 1);
+      const Time forward = layers.forward_before(i + 1) - layers.forward_before(i);
+      if (one >= least) works.push_back(route.microbatches() * (forwards ? one : one - forward));
     }
-    return room + 1 >= sums.size();
+    return works;
   };
+  std::vector<Time> lengths;
+  for (int i = 0; i < layers.layers(); ++i) lengths.push_back(work.between(i, i + 1));
+  std::ranges::sort(lengths);
+  lengths.erase(std::unique(lengths.begin(), lengths.end()), lengths.end());
   Time low = 0;
-  while (low < enough) {
-    const Time middle = low + (enough - low) / 2;
-    if (fits(middle)) {
-      enough = middle;
-    } else {
-      low = middle + 1;
+  for (const Time least : lengths) {
+    const std::vector<Time> sums = SumsOf(works_of(least, true));
+    const std::vector<Time> behind = SumsOf(works_of(least, false));
+    const auto fits = [&](Time makespan) {
+      int64_t room = 0;
+      for (const auto& [head, back] : heads) {
+        const int64_t most =
+            std::min(MostThatFit(sums, makespan - head), MostThatFit(behind, makespan - back));
+        if (most < 0) return false;
+        room += most;
+      }
+      return room + 1 >= static_cast<int64_t>(sums.size());
+    };
+    Time high = enough;
+    while (low < high) {
+      const Time middle = low + (high - low) / 2;
+      if (fits(middle)) {
+        high = middle;
+      } else {
+        low = middle + 1;
+      }
     }
   }
   return low;
-}
-
-/// What whole layers come to.
-Time WholeLayers(const Spec& spec, const LayerStages& layers, const LayerWork& work,
-                 const Plan& frame, Time enough) {
-  std::vector<Time> heads;
-  const Time hop = LeastHop(spec.costs);
-  for (int r = 0; r < frame.ranks; ++r) {
-    const std::vector<int>& ranks = frame.routes[0].ranks;
-    const auto first = static_cast<int>(std::ranges::find(ranks, r) - ranks.begin());
-    heads.push_back(layers.forward_before(first) + first * hop);
-  }
-  std::vector<Time> works;
-  for (int i = 0; i < layers.layers(); ++i) {
-    works.push_back(frame.microbatches * work.between(i, i + 1));
-  }
-  std::ranges::sort(works);
-  Time best = 0;
-  for (size_t first = 0; first < works.size(); ++first) {
-    if (first > 0 && works[first] == works[first - 1]) continue;
-    std::vector<Time> sums = {0};
-    for (size_t k = first; k < works.size(); ++k) sums.push_back(sums.back() + works[k]);
-    best = std::max(best, LeastRoom(heads, sums, enough));
-  }
-  return best;
 }
 
 }  // namespace
 
 std::optional<PartitionBound> BoundOfDeep(const Spec& spec, const LayerStages& layers,
                                           LayerWork* work, const Plan& frame, Time enough) {
-  if (!WeighedBound::Takes(spec, layers, frame)) return std::nullopt;
-  PartitionBound bound = WeighedBound(spec, layers, work, frame).Find();
-  const Time whole = WholeLayers(spec, layers, *work, frame, enough);
+  const int64_t window = layers.layers() - frame.stages + 1;
+  if (frame.routes.size() != 1 || !spec.costs.microbatch_scale.empty() ||
+      !spec.costs.ranks.empty() || frame.stages * window * window > kMostWindows) {
+    return std::nullopt;
+  }
+  const DeepRoute route(spec, layers, frame);
+  PartitionBound bound = WeighedBound(layers, work, route).Find();
+  const Time whole = WholeLayers(layers, *work, route, enough);
   bound.value = std::min(enough, std::max(bound.value, whole));
   return bound;
 }

@@ -140,6 +140,7 @@ Plan GeneratePlan(const Spec& asked, const SearchControl& control) {
   }
   const bool offloads = asked.offload.choice != Offload::Choice::kNone;
   if (&schedule == &kAuto && (layered || offloads || !DevicesOf(asked).empty())) {
+    if (layered) CheckDevicesForLayers(asked, control);
     std::optional<Plan> best;
     std::optional<Error> why_not;
     try {

@@ -3,6 +3,8 @@
 // schedule's own order gets shorter. `auto` tries placements and depths (shape_search.cc).
 
 #include <algorithm>
+#include <cstdint>
+#include <numeric>
 #include <optional>
 #include <string>
 #include <utility>
@@ -10,6 +12,7 @@
 
 #include "compiler/plan/error.h"
 #include "compiler/plan/memory_limit.h"
+#include "compiler/plan/text.h"
 #include "schedules/made_plans.h"
 #include "schedules/partition/joint_bound.h"
 #include "schedules/partition/partition.h"
@@ -289,6 +292,30 @@ Plan Searched(const Spec& spec, const SearchControl& control) {
 
 Plan GenerateFromLayers(const Schedule& schedule, const Spec& spec, const SearchControl& control) {
   return &schedule == &kAuto ? Searched(spec, control) : FromPublished(schedule, spec, control);
+}
+
+void CheckDevicesForLayers(const Spec& spec, const SearchControl& control) {
+  const std::vector<int64_t> devices = DevicesOf(spec);
+  if (devices.empty()) return;
+  LayerStages& layers = control.made->StagesOf(spec.costs, OverlapOf(spec));
+  const CostModel whole = layers.Make({layers.layers()});
+  if (!whole.memory) return;
+  const MemoryCost& memory = *whole.memory;
+  const auto held = [&](const std::vector<int64_t>& bytes, int sharded_from) {
+    const int64_t parts = memory.zero >= sharded_from ? spec.data_parallel : 1;
+    return bytes.empty() ? 0 : bytes[0] / parts;
+  };
+  constexpr int kNeverSharded = 3;
+  int64_t least = held(memory.parameter_bytes, kNeverSharded) + held(memory.gradient_bytes, 2) +
+                  held(memory.optimizer_bytes, 1) + spec.ranks * memory.workspace_bytes;
+  const bool bought = spec.recompute.choice != Recompute::Choice::kNone ||
+                      spec.offload.choice != Offload::Choice::kNone;
+  if (!bought) least += memory.activation(0);
+  const int64_t room = std::accumulate(devices.begin(), devices.end(), int64_t{0});
+  if (least <= room) return;
+  throw Error("auto does not fit `device_memory`: the layers hold " + FormatCount(least) +
+              " bytes" + (bought ? "" : " with one micro-batch") + ", all devices have " +
+              FormatCount(room) + "; " + DeviceAdvice(spec));
 }
 
 void CoverPartitions(const Spec& spec, const SearchControl& control, Plan* plan) {

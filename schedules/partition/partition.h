@@ -19,6 +19,10 @@ namespace contraflow {
 /// (RejectPartition).
 Plan GenerateFromLayers(const Schedule& schedule, const Spec& spec, const SearchControl& control);
 
+/// Throws Error if the devices together have no room for what every partition of `auto` holds: the
+/// parameters and their states, once, and one micro-batch unless that is recomputed or offloaded.
+void CheckDevicesForLayers(const Spec& spec, const SearchControl& control);
+
 /// Makes the bound in the provenance of a plan that was made of the layers of the spec one that
 /// holds for any partition (BoundOfPartitions, RaiseByPrices).
 void CoverPartitions(const Spec& spec, const SearchControl& control, Plan* plan);

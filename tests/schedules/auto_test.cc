@@ -142,7 +142,7 @@ TEST_SUITE("property") {
     while (compared < CasesToDraw(120)) {
       Spec spec = DrawSpec(&random);
       if (spec.ranks < 2 || !RejectPlacement(spec).empty()) continue;
-      spec.search.budget = 3'000'000;
+      spec.search.budget = 1'000'000;
       const auto step = [](const Spec& of) {
         const Plan plan = GeneratePlan(of);
         return LongerThanOrder(*plan.costs, of.search) ? StepOf(plan, *plan.costs)

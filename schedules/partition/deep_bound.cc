@@ -22,7 +22,9 @@
 //
 //     sum over r of (the most k with which neither its first floor nor its last is above T) >= n,
 //
-// for all layers with no less work than some length, whichever.
+// for all layers with no less work than some length, whichever. And each layer is in some stage s,
+// whose rank has a layer in each of its other stages as well: the makespan is no less than the
+// least that this comes to, of all stages that have as many layers before and behind them.
 
 #include <algorithm>
 #include <cmath>
@@ -269,6 +271,77 @@ Time WholeLayers(const LayerStages& layers, const LayerWork& work, const DeepRou
   return low;
 }
 
+/// What the stages come to that one layer may be in, of the layer where that is most.
+class OneLayer {
+ public:
+  OneLayer(const LayerStages& layers, const LayerWork& work, const DeepRoute& route)
+      : layers_(layers),
+        work_(work),
+        route_(route),
+        extra_(layers.layers() - static_cast<int>(route.stages())) {}
+
+  Time Find() const {
+    Time most = 0, head = 0;
+    for (int layer = 0; layer < layers_.layers(); ++layer) {
+      // Its stage may begin with layers before it, if these take less than they delay.
+      head = layer == 0 ? 0 : head + route_.microbatches() * Least(layer - 1, true);
+      head = std::min(head, layers_.forward_before(layer));
+      Time least = std::numeric_limits<Time>::max();
+      const int last = static_cast<int>(route_.stages()) - 1;
+      for (int s = std::max(0, layer - extra_); s <= std::min(layer, last); ++s) {
+        least = std::min(least, Floor(layer, head, static_cast<size_t>(s)));
+      }
+      most = std::max(most, least);
+    }
+    return most;
+  }
+
+ private:
+  /// Of a micro-batch of this layer, with its forward or beside it, in whichever stage.
+  Time Least(int layer, bool forward) const {
+    const Time all = work_.between(layer, layer + 1);
+    return forward ? all : all + layers_.forward_before(layer) - layers_.forward_before(layer + 1);
+  }
+
+  /// Of a stage with at least one of the layers first..last.
+  Time LeastOfAny(int first, int last, bool forward) const {
+    Time least = std::numeric_limits<Time>::max(), saved = 0;
+    for (int layer = first; layer <= last; ++layer) {
+      const Time one = Least(layer, forward);
+      least = std::min(least, one);
+      saved += std::min<Time>(one, 0);
+    }
+    return saved < 0 ? saved : least;
+  }
+
+  /// Of the rank of stage s with this layer in it, whose stage begins no sooner than `head` and
+  /// messages.
+  Time Floor(int layer, Time head, size_t s) const {
+    const std::vector<size_t>& stages = route_.StagesOf(route_.RankOf(s));
+    Time from_here = Least(layer, true), behind = Least(layer, false);
+    for (const size_t other : stages) {
+      const int at = static_cast<int>(other);
+      if (other < s) {
+        const Time least = LeastOfAny(at, std::min(at + extra_, layer - 1), false);
+        from_here += least;
+        behind += least;
+      } else if (other > s) {
+        from_here += LeastOfAny(std::max(at, layer + 1), at + extra_, true);
+        behind += LeastOfAny(std::max(at, layer + 1), at + extra_, false);
+      }
+    }
+    const int after = static_cast<int>(route_.stages() - 1 - stages.back());
+    return std::max(
+        route_.Head(s, 0) + head + route_.microbatches() * from_here,
+        route_.BackAt(stages.back(), layers_.layers() - after) + route_.microbatches() * behind);
+  }
+
+  const LayerStages& layers_;
+  const LayerWork& work_;
+  const DeepRoute& route_;
+  const int extra_;  ///< layers more than stages
+};
+
 }  // namespace
 
 std::optional<PartitionBound> BoundOfDeep(const Spec& spec, const LayerStages& layers,
@@ -281,7 +354,8 @@ std::optional<PartitionBound> BoundOfDeep(const Spec& spec, const LayerStages& l
   const DeepRoute route(spec, layers, frame);
   PartitionBound bound = WeighedBound(layers, work, route).Find();
   const Time whole = WholeLayers(layers, *work, route, enough);
-  bound.value = std::min(enough, std::max(bound.value, whole));
+  const Time one = OneLayer(layers, *work, route).Find();
+  bound.value = std::min(enough, std::max({bound.value, whole, one}));
   return bound;
 }
 

@@ -124,8 +124,9 @@ std::vector<Way> Ways() {
   for (const char* name : {"1f1b", "interleaved-1f1b", "zb-1p", "zb-v", "dualpipe"}) {
     ways.push_back({name});
   }
-  for (const Placement placement : {Placement::kLinear, Placement::kV, Placement::kInterleaved,
-                                    Placement::kBidirectional, Placement::kAny}) {
+  for (const Placement placement :
+       {Placement::kLinear, Placement::kV, Placement::kInterleaved, Placement::kSingle,
+        Placement::kBidirectional, Placement::kAny}) {
     ways.push_back({"auto " + std::string(Name(placement)), placement});
   }
   return ways;

@@ -69,6 +69,31 @@ Time AtLeast(Time work, double speed, int64_t durations) {
   return std::max<Time>(0, static_cast<Time>(time) - durations);
 }
 
+std::optional<Time> MostForwardsHeld(const Spec& spec, const LayerStages& layers) {
+  const bool bought = spec.recompute.choice != Recompute::Choice::kNone ||
+                      spec.offload.choice != Offload::Choice::kNone;
+  if (!spec.memory_limit || bought || !CountsBytes(spec.costs)) return std::nullopt;
+  // The longest forwards for their bytes first, the last of them in part.
+  std::vector<std::pair<double, double>> held;  // of all micro-batches: time, bytes
+  const double count = spec.microbatches;
+  for (int i = 0; i < layers.layers(); ++i) {
+    const Time forward = layers.forward_before(i + 1) - layers.forward_before(i);
+    if (forward == 0) continue;
+    const LayerCost& layer = spec.costs.layers[static_cast<size_t>(layers.kind(i))];
+    held.emplace_back(count * static_cast<double>(forward),
+                      count * static_cast<double>(layer.activation_bytes));
+  }
+  std::ranges::sort(
+      held, [](const auto& a, const auto& b) { return a.first * b.second > b.first * a.second; });
+  double room = static_cast<double>(*spec.memory_limit), sum = 0;
+  for (const auto& [time, bytes] : held) {
+    const double part = bytes > room ? room / bytes : 1;
+    sum += part * time;
+    room -= part * bytes;
+  }
+  return static_cast<Time>(sum * (1 + 1e-12)) + 1;
+}
+
 namespace {
 
 constexpr Time kNoSuch = std::numeric_limits<Time>::max();

@@ -18,6 +18,9 @@ double SpeedOf(const Spec& spec, int rank);  ///< RankCost::speed
 double Fastest(const Spec& spec);            ///< of all ranks
 /// What so much work takes at this speed, at least, in so many rounded durations.
 Time AtLeast(Time work, double speed, int64_t durations);
+/// What forwards a rank can have run before its first backward, at most, with all micro-batches of
+/// any layers that a memory limit holds; nothing where it limits none.
+std::optional<Time> MostForwardsHeld(const Spec& spec, const LayerStages& layers);
 
 /// BoundOfPartitions for placements with two stages a rank; nothing for others, for micro-batches
 /// that differ and for models with too many layers.

@@ -8,8 +8,10 @@
 //
 // Before the head of its second stage is over it can run forwards of its first one only:
 //
-//     makespan >= head of the second stage + work - forwards of the first.
+//     makespan >= head of the second stage + work - forwards of the first,
 //
+// and before the first micro-batch is on its way back no more forwards than its memory holds
+// (MostForwardsHeld).
 // Weight gradients may come last,
 // but behind the last backward of a stage those of all layers before it follow: head, forwards,
 // backwards and that tail are a bound as well, where no overlap makes them shorter than their sums.
@@ -70,6 +72,7 @@ class PairBound {
         enough_(enough),
         count_(layers->layers()),
         sums_(std::none_of(spec.costs.layers.begin(), spec.costs.layers.end(), Overlaps)),
+        held_(spec.costs.ranks.empty() ? MostForwardsHeld(spec, *layers) : std::nullopt),
         close_(spec.costs.ranks.empty()
                    ? std::clamp(spec.search.budget / kEachClose, kFewestClose, kMostClose)
                    : 0) {}
@@ -124,6 +127,10 @@ class PairBound {
         std::max(ranks_.Head(i, k) + ranks_.OfAll(k, Work(i, to), Work(begin, end)),
                  ranks_.Head(begin, hops) +
                      ranks_.OfAll(k, std::max<Time>(0, Work(i, to) - forward), Work(begin, end)));
+    if (held_) {
+      value = std::max(value, ranks_.BackAt(end, hops) +
+                                  ranks_.OfAll(k, Work(i, to), Work(begin, end)) - *held_);
+    }
     if (!sums_) return value;
     value = std::max(value, ranks_.Head(i, k) +
                                 ranks_.OfAll(k, ranks_.Chain(i, to), ranks_.Chain(begin, end)) +
@@ -270,7 +277,8 @@ class PairBound {
   const Time enough_;
   const int count_;
   const bool sums_;  ///< nothing overlaps
-  int64_t close_;    ///< how many choices more are looked at closely
+  const std::optional<Time> held_;
+  int64_t close_;  ///< how many choices more are looked at closely
   std::unordered_map<uint64_t, Time> looked_;
 };
 

@@ -56,21 +56,31 @@ Time PairedRanks::Tail(int layer, int hops) const {
   return AtLeast(layers_.backward_before(layer), fastest_, hops) + hops * hop_;
 }
 
+Time PairedRanks::BackAt(int layer, int hops) const {
+  const int all = AllHops();
+  return Head(layers(), all) + Tail(layers(), all) - Tail(layer, hops);
+}
+
 Time PairedRanks::OfAll(int k, Time a, Time b) const {
   const auto [one, two] = std::pair(pairing_.first, pairing_.second);
   const Time all = two == 0 ? one * (a + b) : std::max(one * a + two * b, one * b + two * a);
   return AtLeast(all, SpeedOf(spec_, k), 6 * (one + two));
 }
 
+/// From the first stage of a route to the last. A V turns within its last rank.
+int PairedRanks::AllHops() const {
+  if (pairing_.second > 0) return spec_.ranks - 1;
+  return 2 * spec_.ranks - (pairing_.nested ? 2 : 1);
+}
+
 /// Stage s of a route with the layers first..last-1, and what passes around it.
 RankStage PairedRanks::Around(int s, int first, int last, Time microbatches) {
   const bool v = pairing_.nested && pairing_.second == 0;
-  const int all = pairing_.second > 0 ? spec_.ranks - 1 : 2 * spec_.ranks - (v ? 2 : 1);
   const int hops = v && s >= spec_.ranks ? s - 1 : s;
   RankStage stage = {layers_.CostOf(first, last), static_cast<int>(microbatches), {}};
   stage.around.head = layers_.forward_before(first) + hops * hop_;
   stage.around.tail = layers_.backward_before(first) + hops * hop_;
-  stage.around.lag = Chain(last, layers()) + 2 * (all - hops) * hop_;
+  stage.around.lag = Chain(last, layers()) + 2 * (AllHops() - hops) * hop_;
   return stage;
 }
 

@@ -40,6 +40,9 @@ class PairedRanks {
   /// Before a stage whose first layer this is, after so many hops, and behind it.
   Time Head(int layer, int hops) const;
   Time Tail(int layer, int hops) const;
+  /// When the first micro-batch can be back at a stage behind whose last layer this one is; the
+  /// stage comes after so many hops.
+  Time BackAt(int layer, int hops) const;
 
   /// What rank k, or the fuller one of the two of step k, has of two stages with so much each for a
   /// micro-batch.
@@ -56,6 +59,7 @@ class PairedRanks {
   bool Leaves(int k, int to, int inner, int outer) const;
 
  private:
+  int AllHops() const;
   RankStage Around(int s, int first, int last, Time microbatches);
 
   const Spec& spec_;

@@ -55,7 +55,7 @@ TEST_SUITE("property") {
         layer.cost.fb = std::max({layer.cost.fb, layer.cost.f, layer.cost.b, layer.cost.w});
         if (layer.moe) layer.cost = {};
       }
-      if (kind == 0 && random() % 2 == 0) {
+      if (random() % 2 == 0) {
         spec.memory_limit = 10 + static_cast<int64_t>(random() % 40);
       }
       if (kind != 1 && random() % 3 == 0) {
@@ -178,7 +178,15 @@ TEST_SUITE("property") {
       // Few micro-batches wait in each pass, and many save in pairs.
       const bool saves = round % 8 < 4;
       const int microbatches = saves ? 6 * ranks : ranks;
-      Spec spec = MakeSpec("auto", ranks, microbatches, RandomLayers(&random, layers, false));
+      const bool limited = round % 3 == 0;
+      Spec spec = MakeSpec("auto", ranks, microbatches, RandomLayers(&random, layers, limited));
+      if (limited) {
+        int64_t all = 0;
+        for (const LayerCost& layer : spec.costs.layers) {
+          all += layer.repeat * layer.activation_bytes;
+        }
+        spec.memory_limit = all * (3 + static_cast<int>(random() % 4)) / 4;
+      }
       for (LayerCost& layer : spec.costs.layers) {
         StageCost& cost = layer.cost;
         if (round % 2 == 0) cost = {.f = 4, .b = 4, .w = 4, .bw = 8, .fb = 0};

@@ -1,0 +1,65 @@
+#pragma once
+
+#include <cstddef>
+#include <optional>
+#include <vector>
+
+#include "schedules/partition/joint_bound.h"
+
+namespace contraflow {
+
+/// What passes before and between the stages of one route on ranks that are alike.
+class DeepRoute {
+ public:
+  DeepRoute(const Spec& spec, const LayerStages& layers, const Plan& frame)
+      : layers_(layers),
+        microbatches_(frame.microbatches),
+        held_(MostForwardsHeld(spec, layers)),
+        of_(frame.routes[0].ranks) {
+    const Time hop = LeastHop(spec.costs);
+    stages_.resize(static_cast<size_t>(frame.ranks));
+    for (size_t s = 0; s < of_.size(); ++s) {
+      hops_.push_back(s == 0 ? 0 : hops_.back() + (of_[s] != of_[s - 1] ? hop : 0));
+      pass_.push_back(stages_[RankOf(s)].size());
+      stages_[RankOf(s)].push_back(s);
+    }
+  }
+
+  Time microbatches() const { return microbatches_; }
+  /// What forwards a rank can have run before its first backward; nothing: all.
+  std::optional<Time> held() const { return held_; }
+  size_t stages() const { return of_.size(); }
+  /// How many ranks there are, and which stages each has.
+  size_t ranks() const { return stages_.size(); }
+  const std::vector<size_t>& StagesOf(size_t rank) const { return stages_[rank]; }
+  size_t RankOf(size_t s) const { return static_cast<size_t>(of_[s]); }
+  /// How many stages of its rank are before stage s.
+  size_t PassOf(size_t s) const { return pass_[s]; }
+
+  /// When the first micro-batch can be at stage s, whose first layer is `i`.
+  Time Head(size_t s, int i) const { return layers_.forward_before(i) + hops_[s]; }
+  /// When it can be back at stage s, whose last layer is the one before `j`.
+  Time BackAt(size_t s, int j) const {
+    const int all = layers_.layers();
+    return layers_.forward_before(all) + hops_.back() + layers_.backward_before(all) -
+           layers_.backward_before(j) + hops_.back() - hops_[s];
+  }
+
+ private:
+  const LayerStages& layers_;
+  const Time microbatches_;
+  const std::optional<Time> held_;
+  const std::vector<int>& of_;
+  std::vector<Time> hops_;  // before each stage, what messages take
+  std::vector<size_t> pass_;
+  std::vector<std::vector<size_t>> stages_;
+};
+
+/// What whole layers come to on the ranks together, up to `enough` (whole_layers.cc).
+Time WholeLayers(const LayerStages& layers, const LayerWork& work, const DeepRoute& route,
+                 Time enough);
+
+/// What the rank of one layer comes to, of the layer where that is most.
+Time HeaviestLayer(const LayerStages& layers, const LayerWork& work, const DeepRoute& route);
+
+}  // namespace contraflow

@@ -57,9 +57,10 @@ Partition PartitionOf(const Schedule& schedule, const Spec& spec, const Plan& fr
   };
   const auto judge = [&](const Partition& partition) { return worth(partition, false); };
   std::vector<Partition> starts = StartingPartitions(*layers, frame, spec.costs);
-  // Of the bound only its partition is wanted.
+  // Of the bound only its partition is wanted; what the schedule holds, its order says.
   Spec quick = spec;
   quick.search.budget = 0;
+  if (frame.stages > frame.ranks || frame.routes.size() > 1) quick.memory_limit.reset();
   const Partition balanced =
       BoundOfPartitions(quick, layers, frame, judge(starts.front()).step).partition;
   if (!balanced.empty() && std::ranges::count(starts, balanced) == 0) starts.push_back(balanced);

@@ -286,4 +286,22 @@ PartitionBound BoundOfPartitions(const Spec& spec, LayerStages* layers, const Pl
   return *exact;
 }
 
+std::vector<Partition> BalancedPartitions(const Spec& spec, LayerStages* layers, const Plan& frame,
+                                          Time enough) {
+  std::vector<Partition> balanced;
+  const auto add = [&](const Spec& of) {
+    Partition partition = BoundOfPartitions(of, layers, frame, enough).partition;
+    if (partition.empty() || std::ranges::count(balanced, partition) > 0) return;
+    balanced.push_back(std::move(partition));
+  };
+  const bool several = frame.stages > frame.ranks || frame.routes.size() > 1;
+  if (spec.memory_limit && several) {
+    Spec free = spec;
+    free.memory_limit.reset();
+    add(free);
+  }
+  add(spec);
+  return balanced;
+}
+
 }  // namespace contraflow

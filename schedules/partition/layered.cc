@@ -16,6 +16,7 @@
 #include "schedules/made_plans.h"
 #include "schedules/partition/joint_bound.h"
 #include "schedules/partition/partition.h"
+#include "schedules/partition/roomiest.h"
 #include "schedules/partition/staged.h"
 #include "schedules/published/placement.h"
 #include "schedules/published/rows.h"
@@ -57,16 +58,22 @@ Partition PartitionOf(const Schedule& schedule, const Spec& spec, const Plan& fr
   };
   const auto judge = [&](const Partition& partition) { return worth(partition, false); };
   std::vector<Partition> starts = StartingPartitions(*layers, frame, spec.costs);
-  // Of the bound only its partition is wanted; what the schedule holds, its order says.
+  // Of the bound only its partition is wanted.
   Spec quick = spec;
   quick.search.budget = 0;
-  if (frame.stages > frame.ranks || frame.routes.size() > 1) quick.memory_limit.reset();
-  const Partition balanced =
-      BoundOfPartitions(quick, layers, frame, judge(starts.front()).step).partition;
-  if (!balanced.empty() && std::ranges::count(starts, balanced) == 0) starts.push_back(balanced);
-  return BestFrom(starts, judge, MostJudged(spec, stages), [&](const Partition& partition) {
+  // What the schedule holds, its order says.
+  const std::vector<Partition> balanced =
+      BalancedPartitions(quick, layers, frame, judge(starts.front()).step);
+  if (!balanced.empty() && std::ranges::count(starts, balanced.front()) == 0) {
+    starts.push_back(balanced.front());
+  }
+  const PartitionJudge last = [&](const Partition& partition) {
     return worth(partition, spec.search.components);
-  });
+  };
+  Partition best = BestFrom(starts, judge, MostJudged(spec, stages), last);
+  if (judge(best).excess <= 0 || !CountsBytes(spec.costs)) return best;
+  return BestFrom({best, RoomiestPartition(spec, frame, layers).partition}, judge,
+                  MostJudged(spec, stages), last);
 }
 
 Plan FromPublished(const Schedule& schedule, const Spec& spec, const SearchControl& control) {

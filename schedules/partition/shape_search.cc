@@ -20,6 +20,7 @@
 #include "schedules/pairs/pairs.h"
 #include "schedules/partition/partition.h"
 #include "schedules/partition/promising.h"
+#include "schedules/partition/roomiest.h"
 #include "schedules/partition/staged.h"
 #include "schedules/partition/tuned.h"
 #include "schedules/published/placement.h"
@@ -103,6 +104,14 @@ class ShapeSearch {
     return bound_ >= step;
   }
 
+  /// Of the partition that needs least memory; the costs say what activations take.
+  int64_t LeastExcess() { return RoomiestPartition(of_, frame_, &layers_).excess; }
+  /// What would fit it.
+  std::string Advice() {
+    const Partition roomiest = RoomiestPartition(of_, frame_, &layers_).partition;
+    return MemoryAdvice(StagedChunks(of_, frame_, &layers_, roomiest));
+  }
+
   FoundPlan SearchWith(int64_t budget) {
     of_.search.budget = left_ = budget;
     if (!pairs_) {
@@ -137,7 +146,12 @@ class ShapeSearch {
         if (!why_not) why_not = error;
       }
     }
-    if (!best_) throw *why_not;
+    if (best_ && FitsMemory(best_->plan, *best_->plan.costs, of_)) return;
+    // What fits has other stages, if anything does; else it says what is lacking.
+    if (!best_ && !CountsBytes(of_.costs)) throw *why_not;
+    best_.reset();
+    tried_.clear();
+    Search(RoomiestPartition(of_, frame_, &layers_).partition, share);
   }
 
   /// A longer one of the few best, and of what the bound for any partition ends with.
@@ -149,16 +163,13 @@ class ShapeSearch {
       if (std::ranges::count(again, one.partition) == 0) again.push_back(one.partition);
     }
     // The shorter the step, the more partitions the bound for any finds worse.
-    const Partition balanced = BoundOfPartitions(of_, &layers_, frame_, best_->step).partition;
-    if (!balanced.empty() && std::ranges::count(again, balanced) == 0) again.push_back(balanced);
+    for (Partition& balanced : BalancedPartitions(of_, &layers_, frame_, best_->step)) {
+      if (std::ranges::count(again, balanced) == 0) again.push_back(std::move(balanced));
+    }
     if (again.size() == 1) return;
     for (const Partition& partition : again) {
       if (control_.stopped()) return;
-      try {
-        Search(partition, of_.search.budget / kShortShare * kSharesAgain);
-      } catch (const Error&) {
-        continue;  // memory that the bound does not look at
-      }
+      SearchIfFits(partition, of_.search.budget / kShortShare * kSharesAgain);
     }
   }
 
@@ -200,10 +211,10 @@ class ShapeSearch {
     // far.
     const auto hoped = [](const Tried& one) { return one.step / 4 + 3 * (one.bound / 4); };
     const Partition hopeful = std::ranges::min_element(tried_, {}, hoped)->partition;
-    if (hopeful != partition_) Search(hopeful, left_ / 3);
+    if (hopeful != partition_) SearchIfFits(hopeful, left_ / 3);
     // With pairs more comes of going on from an order than of another one.
     const int64_t share = pairs_ && OrdersAlone() ? 4 : 2;
-    if (!control_.stopped()) Search(Partition(partition_), left_ / share);
+    if (!control_.stopped()) SearchIfFits(Partition(partition_), left_ / share);
   }
 
   /// What the layers of the best make that move under its order, searched with half of what is
@@ -217,11 +228,11 @@ class ShapeSearch {
     if (moved != partition_) {
       std::optional<FoundPlan> same = Restaged(*best_, Staged(of_, frame_, &layers_, moved));
       if (same) Offer(moved, std::move(*same));
-      if (!pairs_ || !OrdersAlone()) Search(moved, OrdersAlone() ? left_ / 2 : left_);
+      if (!pairs_ || !OrdersAlone()) SearchIfFits(moved, OrdersAlone() ? left_ / 2 : left_);
       if (!OrdersAlone()) return;
     }
     if (control_.stopped() || (OrdersAlone() && GoOn())) return;
-    Search(Partition(partition_), left_);
+    SearchIfFits(Partition(partition_), left_);
   }
 
   /// Local search of the best order with all that is left; false where that mixes micro-batches.
@@ -289,6 +300,15 @@ class ShapeSearch {
     const Provenance& provenance = *found.plan.provenance;
     if (provenance.makespan > provenance.bound) left_ -= budget;
     Offer(partition, std::move(found));
+  }
+
+  /// Where something is found already: nothing of what turns out not to fit, as no bound looks at
+  /// all that is held, and layers that move may leave too little room for what runs again.
+  void SearchIfFits(const Partition& partition, int64_t budget) {
+    try {
+      Search(partition, budget);
+    } catch (const Error&) {
+    }
   }
 
   void OfferOrder(const Candidate& candidate, const Partition& partition,
@@ -376,8 +396,14 @@ FoundPlan SearchShapes(const std::vector<Spec>& shapes, const SearchControl& con
     order.clear();
     for (const auto& [step, i] : next) order.push_back(i);
   }
-  if (!best) throw *why_not;
-  return std::move(*best);
+  if (best) return std::move(*best);
+  if (!any.memory_limit || !DevicesOf(any).empty() || !CountsBytes(any.costs) || order.empty()) {
+    throw *why_not;
+  }
+  const auto least = [&](size_t i) { return searches[i]->LeastExcess(); };
+  const size_t roomiest = std::ranges::min(order, {}, least);
+  if (least(roomiest) <= 0) throw *why_not;
+  throw Error("auto " + searches[roomiest]->Advice());
 }
 
 }  // namespace contraflow

@@ -238,7 +238,8 @@ Plan SearchAll(const Spec& spec, const SearchControl& control) {
   if (!best && first_error) throw *first_error;
   if (!best && !DevicesOf(spec).empty()) {
     throw Error(spec.schedule +
-                " does not fit `device_memory`: no placement leaves room for one micro-batch; " +
+                " does not fit `device_memory`: no placement that was tried leaves room for one "
+                "micro-batch; " +
                 DeviceAdvice(spec));
   }
   if (!best) throw Error(spec.schedule + " " + MemoryAdvice(spec));

@@ -1,0 +1,176 @@
+// What a rank must hold grows with each layer that its stages get. So stages are filled one after
+// the other, those of about the same size first, and a choice is left as soon as it needs as much
+// as the best partition found before, which is at first what single layers that move come to.
+
+#include "schedules/partition/roomiest.h"
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+#include <vector>
+
+#include "compiler/plan/memory_limit.h"
+#include "compiler/simulate/memory.h"
+#include "schedules/partition/staged.h"
+#include "schedules/published/placement.h"
+
+namespace contraflow {
+namespace {
+
+/// Choices that are looked at, and partitions judged before.
+constexpr int64_t kMostChoices = 100'000, kMostMoved = 4'000;
+constexpr int64_t kUnlimited = std::numeric_limits<int64_t>::max() / 4;
+
+class RoomSearch {
+ public:
+  RoomSearch(const Spec& spec, const Plan& frame, LayerStages* layers)
+      : spec_(spec),
+        frame_(frame),
+        layers_(*layers),
+        count_(layers->layers()),
+        devices_(DevicesOf(spec)),
+        recomputes_(spec.recompute.everything()),
+        fixed_(static_cast<size_t>(count_ + 1) * static_cast<size_t>(count_ + 1), -1) {
+    if (devices_.empty()) devices_.assign(static_cast<size_t>(frame.ranks), kUnlimited);
+    activation_.push_back(0);
+    for (int i = 0; i < count_; ++i) {
+      const LayerCost& layer = spec.costs.layers[static_cast<size_t>(layers->kind(i))];
+      activation_.push_back(activation_.back() + layer.activation_bytes);
+    }
+    // Messages are as large as the largest, and so is the input of any stage.
+    const CostModel even = layers->Make(EvenPartition(count_, frame.stages));
+    input_ = recomputes_ ? InputBytes(even, 0).value_or(kUnlimited) : kUnlimited;
+    for (int s = 0; s < frame.stages; ++s) {
+      if (recomputes_) input_ = std::max(input_, InputBytes(even, s).value_or(0));
+    }
+    Spec alone = spec;
+    alone.ranks = 1;
+    alone_ = SingleRoutePlan(alone, LinearPlacement(1));
+    workspace_ = even.memory ? even.memory->workspace_bytes : 0;
+  }
+
+  Roominess Find() {
+    const PartitionJudge judge = [&](const Partition& partition) { return Judge(partition); };
+    best_.partition =
+        BestFrom(StartingPartitions(layers_, frame_, spec_.costs), judge, kMostMoved, judge);
+    best_.excess = Judge(best_.partition).excess;
+    Held held(frame_);
+    Fill(0, 0, held);
+    return best_;
+  }
+
+ private:
+  struct Held {
+    explicit Held(const Plan& frame)
+        : fixed(static_cast<size_t>(frame.ranks), 0),
+          kept(frame.routes.size(), std::vector<int64_t>(fixed.size(), 0)) {}
+
+    std::vector<int64_t> fixed;              // by rank
+    std::vector<std::vector<int64_t>> kept;  // of each route's micro-batch, by rank
+    int64_t peak = 0;                        // of activations, on any rank
+  };
+
+  /// Parameters and their states of a stage with the layers i..j-1.
+  int64_t Fixed(int i, int j) {
+    int64_t& known =
+        fixed_[static_cast<size_t>(i) * static_cast<size_t>(count_ + 1) + static_cast<size_t>(j)];
+    if (known < 0) {
+      known = -RoomForActivations(alone_, layers_.Segment(i, j), {0}).front() - workspace_;
+    }
+    return known;
+  }
+
+  void Add(int s, int i, int j, Held* held) {
+    const auto at = static_cast<size_t>(s);
+    const int64_t whole = std::max<int64_t>(
+        1, activation_[static_cast<size_t>(j)] - activation_[static_cast<size_t>(i)]);
+    const int64_t fixed = Fixed(i, j);
+    int before = -1;
+    for (size_t route = 0; route < frame_.routes.size(); ++route) {
+      const int rank = frame_.routes[route].ranks[at];
+      const auto here = static_cast<size_t>(rank);
+      int64_t& kept = held->kept[route][here];
+      held->peak = std::max(held->peak, kept + whole);
+      kept += std::min(whole, input_);
+      // Of a stage that both routes have there is one copy.
+      if (rank != before) held->fixed[here] += fixed;
+      before = rank;
+    }
+  }
+
+  int64_t Excess(const Held& held) const {
+    int64_t room = spec_.memory_limit.value_or(kUnlimited);
+    for (size_t r = 0; r < devices_.size(); ++r) {
+      room = std::min(room, devices_[r] - held.fixed[r] - workspace_);
+    }
+    return held.peak - room;
+  }
+
+  /// The excess and, of equals, how evenly the ranks are filled.
+  PartitionWorth Judge(const Partition& partition) {
+    Held held(frame_);
+    int i = 0;
+    for (size_t s = 0; s < partition.size(); ++s) {
+      Add(static_cast<int>(s), i, i + partition[s], &held);
+      i += partition[s];
+    }
+    double sum = 0, squares = 0;
+    for (size_t r = 0; r < devices_.size(); ++r) {
+      double here = static_cast<double>(held.fixed[r]);
+      for (const auto& kept : held.kept) here += static_cast<double>(kept[r]);
+      sum += here;
+      squares += here * here;
+    }
+    constexpr double kOne = 1e9;
+    return {Excess(held), static_cast<Time>(kOne * squares / std::max(1.0, sum * sum)),
+            std::ranges::max(partition)};
+  }
+
+  /// Stage s and those behind it, from layer i on.
+  void Fill(int s, int i, const Held& held) {
+    if (s == frame_.stages) {
+      best_ = {Excess(held), chosen_};
+      return;
+    }
+    const int behind = frame_.stages - 1 - s, most = count_ - i - behind;
+    const int about = (count_ - i) / (behind + 1);
+    // From about the mean of what is left up, then down from it.
+    for (const int step : {1, -1}) {
+      for (int size = step > 0 ? about : about - 1; size >= 1 && size <= most; size += step) {
+        if (behind == 0 && size != most) continue;
+        if (--left_ < 0) return;
+        Held with = held;
+        Add(s, i, i + size, &with);
+        if (Excess(with) >= best_.excess) {
+          if (step > 0) break;  // more layers need more
+          continue;
+        }
+        chosen_.push_back(size);
+        Fill(s + 1, i + size, with);
+        chosen_.pop_back();
+      }
+    }
+  }
+
+  const Spec& spec_;
+  const Plan& frame_;
+  LayerStages& layers_;
+  const int count_;
+  std::vector<int64_t> devices_;
+  const bool recomputes_;
+  std::vector<int64_t> activation_;  // of the layers before the i-th
+  std::vector<int64_t> fixed_;       // by first and last layer; -1: not yet
+  int64_t input_ = 0, workspace_ = 0;
+  Plan alone_;  ///< of one rank
+  Roominess best_;
+  Partition chosen_;
+  int64_t left_ = kMostChoices;
+};
+
+}  // namespace
+
+Roominess RoomiestPartition(const Spec& spec, const Plan& frame, LayerStages* layers) {
+  return RoomSearch(spec, frame, layers).Find();
+}
+
+}  // namespace contraflow

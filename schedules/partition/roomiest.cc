@@ -47,6 +47,13 @@ class RoomSearch {
     alone.ranks = 1;
     alone_ = SingleRoutePlan(alone, LinearPlacement(1));
     workspace_ = even.memory ? even.memory->workspace_bytes : 0;
+    // What is beside the stages, workspace and messages.
+    const Partition partition = EvenPartition(count_, frame.stages);
+    Held held(frame);
+    AddAll(partition, &held);
+    const std::vector<int64_t> nothing(held.fixed.size(), 0);
+    beside_ = RoomForActivations(frame, OnRanks(even, frame), nothing);
+    for (size_t r = 0; r < beside_.size(); ++r) beside_[r] = -beside_[r] - held.fixed[r];
   }
 
   Roominess Find() {
@@ -98,10 +105,18 @@ class RoomSearch {
     }
   }
 
+  void AddAll(const Partition& partition, Held* held) {
+    int i = 0;
+    for (size_t s = 0; s < partition.size(); ++s) {
+      Add(static_cast<int>(s), i, i + partition[s], held);
+      i += partition[s];
+    }
+  }
+
   int64_t Excess(const Held& held) const {
     int64_t room = spec_.memory_limit.value_or(kUnlimited);
     for (size_t r = 0; r < devices_.size(); ++r) {
-      room = std::min(room, devices_[r] - held.fixed[r] - workspace_);
+      room = std::min(room, devices_[r] - held.fixed[r] - beside_[r]);
     }
     return held.peak - room;
   }
@@ -109,11 +124,7 @@ class RoomSearch {
   /// The excess and, of equals, how evenly the ranks are filled.
   PartitionWorth Judge(const Partition& partition) {
     Held held(frame_);
-    int i = 0;
-    for (size_t s = 0; s < partition.size(); ++s) {
-      Add(static_cast<int>(s), i, i + partition[s], &held);
-      i += partition[s];
-    }
+    AddAll(partition, &held);
     double sum = 0, squares = 0;
     for (size_t r = 0; r < devices_.size(); ++r) {
       double here = static_cast<double>(held.fixed[r]);
@@ -161,7 +172,8 @@ class RoomSearch {
   std::vector<int64_t> activation_;  // of the layers before the i-th
   std::vector<int64_t> fixed_;       // by first and last layer; -1: not yet
   int64_t input_ = 0, workspace_ = 0;
-  Plan alone_;  ///< of one rank
+  std::vector<int64_t> beside_;  // by rank
+  Plan alone_;                   ///< of one rank
   Roominess best_;
   Partition chosen_;
   int64_t left_ = kMostChoices;

@@ -15,6 +15,7 @@
 
 #include "compiler/bound/bound.h"
 #include "compiler/plan/error.h"
+#include "compiler/plan/memory_limit.h"
 #include "compiler/simulate/simulate.h"
 #include "schedules/made_plans.h"
 #include "schedules/pairs/pairs.h"

@@ -29,6 +29,8 @@ namespace {
 
 /// Nanoseconds of a budget for each that looking for prices takes of its own unit: a quarter of it.
 constexpr int64_t kEachPrice = 80;
+/// Part of what a partition is judged, for that of the one which needs least memory.
+constexpr int64_t kRoomiestShare = 8;
 /// Ways that the depth of an interleaved placement is tried.
 constexpr int kDepths[] = {2, 3, 4, 5, 6, 8};
 /// And of a wave. Even ones end where they began; three depths take longer than they gain.
@@ -71,9 +73,11 @@ Partition PartitionOf(const Schedule& schedule, const Spec& spec, const Plan& fr
     return worth(partition, spec.search.components);
   };
   Partition best = BestFrom(starts, judge, MostJudged(spec, stages), last);
-  if (judge(best).excess <= 0 || !CountsBytes(spec.costs)) return best;
-  return BestFrom({best, RoomiestPartition(spec, frame, layers).partition}, judge,
-                  MostJudged(spec, stages), last);
+  const PartitionWorth found = judge(best);
+  if (found.excess <= 0 || !CountsBytes(spec.costs)) return best;
+  Partition roomiest = RoomiestPartition(spec, frame, layers).partition;
+  if (judge(roomiest) >= found) return best;
+  return ImprovePartition(std::move(roomiest), judge, MostJudged(spec, stages) / kRoomiestShare);
 }
 
 Plan FromPublished(const Schedule& schedule, const Spec& spec, const SearchControl& control) {

@@ -96,21 +96,21 @@ std::vector<Chance> Promising(const Spec& of, const Plan& frame, LayerStages* la
   const Partition front = BestFrom(starts, published, most, published);
   std::vector<Chance> promising = {{0, front}};
   // The best of an argument over all partitions, of those that may beat that.
-  const std::vector<Partition> balanced =
+  const std::vector<Partition> all_balanced =
       BalancedPartitions(of, layers, frame, published(front).step);
+  const Partition balanced = all_balanced.empty() ? Partition() : all_balanced.front();
   const int64_t bounds = std::min(most, kMostBounds) / static_cast<int64_t>(starts.size() + 2);
   ImprovePartition(front, bound, bounds);
-  for (const Partition& partition : balanced) {
-    if (partition == front) continue;
-    promising.push_back({0, partition});
-    ImprovePartition(partition, bound, bounds);
+  if (!balanced.empty() && balanced != front) {
+    promising.push_back({0, balanced});
+    ImprovePartition(balanced, bound, bounds);
   }
   for (const Partition& start : starts) ImprovePartition(start, bound, bounds);
   std::stable_sort(bounded.begin(), bounded.end(),
                    [](const auto& a, const auto& b) { return a.first < b.first; });
   for (const auto& [worth, partition] : bounded) {
     if (promising.size() == kMostTried) break;
-    if (partition == front || std::ranges::count(balanced, partition) > 0) continue;
+    if (partition == front || partition == balanced) continue;
     promising.push_back({worth.step, partition});
   }
   return promising;

@@ -401,9 +401,12 @@ FoundPlan SearchShapes(const std::vector<Spec>& shapes, const SearchControl& con
   if (!any.memory_limit || !DevicesOf(any).empty() || !CountsBytes(any.costs) || order.empty()) {
     throw *why_not;
   }
-  const auto least = [&](size_t i) { return searches[i]->LeastExcess(); };
-  const size_t roomiest = std::ranges::min(order, {}, least);
-  if (least(roomiest) <= 0) throw *why_not;
+  std::vector<std::pair<int64_t, size_t>> excess;
+  for (size_t i = 0; i < searches.size(); ++i) {
+    if (searches[i]) excess.emplace_back(searches[i]->LeastExcess(), i);
+  }
+  const auto [least, roomiest] = std::ranges::min(excess);
+  if (least <= 0) throw *why_not;
   throw Error("auto " + searches[roomiest]->Advice());
 }
 

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -21,16 +22,15 @@ namespace {
 constexpr int64_t kMostChoices = 100'000, kMostMoved = 4'000;
 constexpr int64_t kUnlimited = std::numeric_limits<int64_t>::max() / 4;
 
-class RoomSearch {
+class RoomiestSearch {
  public:
-  RoomSearch(const Spec& spec, const Plan& frame, LayerStages* layers)
+  RoomiestSearch(const Spec& spec, const Plan& frame, LayerStages* layers)
       : spec_(spec),
         frame_(frame),
         layers_(*layers),
         count_(layers->layers()),
         devices_(DevicesOf(spec)),
-        recomputes_(spec.recompute.everything()),
-        fixed_(static_cast<size_t>(count_ + 1) * static_cast<size_t>(count_ + 1), -1) {
+        recomputes_(spec.recompute.everything()) {
     if (devices_.empty()) devices_.assign(static_cast<size_t>(frame.ranks), kUnlimited);
     activation_.push_back(0);
     for (int i = 0; i < count_; ++i) {
@@ -79,12 +79,11 @@ class RoomSearch {
 
   /// Parameters and their states of a stage with the layers i..j-1.
   int64_t Fixed(int i, int j) {
-    int64_t& known =
-        fixed_[static_cast<size_t>(i) * static_cast<size_t>(count_ + 1) + static_cast<size_t>(j)];
-    if (known < 0) {
-      known = -RoomForActivations(alone_, layers_.Segment(i, j), {0}).front() - workspace_;
+    const auto [at, unknown] = fixed_.try_emplace(int64_t{i} * (count_ + 1) + j, 0);
+    if (unknown) {
+      at->second = -RoomForActivations(alone_, layers_.Segment(i, j), {0}).front() - workspace_;
     }
-    return known;
+    return at->second;
   }
 
   void Add(int s, int i, int j, Held* held) {
@@ -169,8 +168,8 @@ class RoomSearch {
   const int count_;
   std::vector<int64_t> devices_;
   const bool recomputes_;
-  std::vector<int64_t> activation_;  // of the layers before the i-th
-  std::vector<int64_t> fixed_;       // by first and last layer; -1: not yet
+  std::vector<int64_t> activation_;             // of the layers before the i-th
+  std::unordered_map<int64_t, int64_t> fixed_;  // by first and last layer
   int64_t input_ = 0, workspace_ = 0;
   std::vector<int64_t> beside_;  // by rank
   Plan alone_;                   ///< of one rank
@@ -182,7 +181,7 @@ class RoomSearch {
 }  // namespace
 
 Roominess RoomiestPartition(const Spec& spec, const Plan& frame, LayerStages* layers) {
-  return RoomSearch(spec, frame, layers).Find();
+  return RoomiestSearch(spec, frame, layers).Find();
 }
 
 }  // namespace contraflow

@@ -100,6 +100,11 @@ constexpr Time kNoSuch = std::numeric_limits<Time>::max();
 /// Segments up to which the exact method is worth its time.
 constexpr int64_t kMostSegments = 2'000'000;
 
+/// True for one stage a rank, of one route.
+bool OneStageEach(const Plan& frame) {
+  return frame.routes.size() == 1 && frame.stages == frame.ranks;
+}
+
 /// How many micro-batches of scale 1 take as long as all.
 double ScaleOfAll(const Spec& spec) {
   const std::vector<double>& scale = spec.costs.microbatch_scale;
@@ -272,10 +277,9 @@ PartitionBound BoundOfPartitions(const Spec& spec, LayerStages* layers, const Pl
                                  Time enough) {
   LayerWork work(layers, MostOfStage(spec, frame, enough));
   const PartitionBound average = {std::min(AverageBound(spec, *layers, work, frame), enough), {}};
-  const bool linear = frame.routes.size() == 1 && frame.stages == frame.ranks;
   const int64_t count = layers->layers();
   std::optional<PartitionBound> exact;
-  if (!linear) {
+  if (!OneStageEach(frame)) {
     exact = BoundOfPairs(spec, layers, &work, frame, enough);
   } else if (count * count * frame.ranks <= kMostSegments) {
     exact = LinearBound(spec, layers, work, enough).Find();
@@ -286,22 +290,10 @@ PartitionBound BoundOfPartitions(const Spec& spec, LayerStages* layers, const Pl
   return *exact;
 }
 
-std::vector<Partition> BalancedPartitions(const Spec& spec, LayerStages* layers, const Plan& frame,
-                                          Time enough) {
-  std::vector<Partition> balanced;
-  const auto add = [&](const Spec& of) {
-    Partition partition = BoundOfPartitions(of, layers, frame, enough).partition;
-    if (partition.empty() || std::ranges::count(balanced, partition) > 0) return;
-    balanced.push_back(std::move(partition));
-  };
-  const bool several = frame.stages > frame.ranks || frame.routes.size() > 1;
-  if (spec.memory_limit && several) {
-    Spec free = spec;
-    free.memory_limit.reset();
-    add(free);
-  }
-  add(spec);
-  return balanced;
+Partition BalancedPartition(const Spec& spec, LayerStages* layers, const Plan& frame, Time enough) {
+  Spec of = spec;
+  if (!OneStageEach(frame)) of.memory_limit.reset();
+  return BoundOfPartitions(of, layers, frame, enough).partition;
 }
 
 }  // namespace contraflow

@@ -64,11 +64,8 @@ Partition PartitionOf(const Schedule& schedule, const Spec& spec, const Plan& fr
   Spec quick = spec;
   quick.search.budget = 0;
   // What the schedule holds, its order says.
-  const std::vector<Partition> balanced =
-      BalancedPartitions(quick, layers, frame, judge(starts.front()).step);
-  if (!balanced.empty() && std::ranges::count(starts, balanced.front()) == 0) {
-    starts.push_back(balanced.front());
-  }
+  const Partition balanced = BalancedPartition(quick, layers, frame, judge(starts.front()).step);
+  if (!balanced.empty() && std::ranges::count(starts, balanced) == 0) starts.push_back(balanced);
   const PartitionJudge last = [&](const Partition& partition) {
     return worth(partition, spec.search.components);
   };

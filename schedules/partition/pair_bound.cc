@@ -11,10 +11,9 @@
 //     makespan >= head of the second stage + work - forwards of the first,
 //
 // and before the first micro-batch is on its way back no more forwards than its memory holds
-// (MostForwardsHeld).
-// Weight gradients may come last,
-// but behind the last backward of a stage those of all layers before it follow: head, forwards,
-// backwards and that tail are a bound as well, where no overlap makes them shorter than their sums.
+// (MostForwardsHeld). Weight gradients may come last, but behind the last backward of a stage those
+// of all layers before it follow: head, forwards, backwards and that tail are a bound as well,
+// where no overlap makes them shorter than their sums.
 //
 // All of that is soon computed. Where it leaves a choice of layers open, ProveRankBound says what
 // these stages come to with what they really cost, however their layers overlap: what is around

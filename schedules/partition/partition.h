@@ -63,10 +63,9 @@ struct PartitionBound {
 PartitionBound BoundOfPartitions(const Spec& spec, LayerStages* layers, const Plan& frame,
                                  Time enough);
 
-/// The partitions on which the arguments behind that find no more, none or some: first where each
-/// rank has several stages, of which they know less, without the memory limit.
-std::vector<Partition> BalancedPartitions(const Spec& spec, LayerStages* layers, const Plan& frame,
-                                          Time enough);
+/// The partition of that bound; where ranks have several stages, without a look at the memory
+/// limit.
+Partition BalancedPartition(const Spec& spec, LayerStages* layers, const Plan& frame, Time enough);
 
 /// A plan that was searched, and how long its step takes.
 struct FoundPlan {

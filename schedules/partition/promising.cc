@@ -96,9 +96,7 @@ std::vector<Chance> Promising(const Spec& of, const Plan& frame, LayerStages* la
   const Partition front = BestFrom(starts, published, most, published);
   std::vector<Chance> promising = {{0, front}};
   // The best of an argument over all partitions, of those that may beat that.
-  const std::vector<Partition> all_balanced =
-      BalancedPartitions(of, layers, frame, published(front).step);
-  const Partition balanced = all_balanced.empty() ? Partition() : all_balanced.front();
+  const Partition balanced = BalancedPartition(of, layers, frame, published(front).step);
   const int64_t bounds = std::min(most, kMostBounds) / static_cast<int64_t>(starts.size() + 2);
   ImprovePartition(front, bound, bounds);
   if (!balanced.empty() && balanced != front) {

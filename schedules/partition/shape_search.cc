@@ -105,12 +105,15 @@ class ShapeSearch {
     return bound_ >= step;
   }
 
-  /// Of the partition that needs least memory; the costs say what activations take.
-  int64_t LeastExcess() { return RoomiestPartition(of_, frame_, &layers_).excess; }
+  /// The partition that needs least memory, whatever the budget; the costs say what activations
+  /// take.
+  const Roominess& Roomiest() {
+    if (!roomiest_) roomiest_ = RoomiestPartition(of_, frame_, &layers_);
+    return *roomiest_;
+  }
   /// What would fit it.
   std::string Advice() {
-    const Partition roomiest = RoomiestPartition(of_, frame_, &layers_).partition;
-    return MemoryAdvice(StagedChunks(of_, frame_, &layers_, roomiest));
+    return MemoryAdvice(StagedChunks(of_, frame_, &layers_, Roomiest().partition));
   }
 
   FoundPlan SearchWith(int64_t budget) {
@@ -152,7 +155,7 @@ class ShapeSearch {
     if (!best_ && !CountsBytes(of_.costs)) throw *why_not;
     best_.reset();
     tried_.clear();
-    Search(RoomiestPartition(of_, frame_, &layers_).partition, share);
+    Search(Roomiest().partition, share);
   }
 
   /// A longer one of the few best, and of what the bound for any partition ends with.
@@ -164,9 +167,13 @@ class ShapeSearch {
       if (std::ranges::count(again, one.partition) == 0) again.push_back(one.partition);
     }
     // The shorter the step, the more partitions the bound for any finds worse.
-    for (Partition& balanced : BalancedPartitions(of_, &layers_, frame_, best_->step)) {
-      if (std::ranges::count(again, balanced) == 0) again.push_back(std::move(balanced));
-    }
+    const auto add = [&](Partition balanced) {
+      if (balanced.empty() || std::ranges::count(again, balanced) > 0) return;
+      again.push_back(std::move(balanced));
+    };
+    const Time step = best_->step;
+    add(BalancedPartition(of_, &layers_, frame_, step));
+    if (of_.memory_limit) add(BoundOfPartitions(of_, &layers_, frame_, step).partition);
     if (again.size() == 1) return;
     for (const Partition& partition : again) {
       if (control_.stopped()) return;
@@ -338,6 +345,7 @@ class ShapeSearch {
   const Plan frame_;
   bool pairs_ = false;  // some FB is shorter than its parts
   Judged judged_;
+  std::optional<Roominess> roomiest_;
   Time bound_ = 0;    // for any partition
   int64_t left_ = 0;  // of the budget
   std::optional<FoundPlan> best_;
@@ -403,7 +411,7 @@ FoundPlan SearchShapes(const std::vector<Spec>& shapes, const SearchControl& con
   }
   std::vector<std::pair<int64_t, size_t>> excess;
   for (size_t i = 0; i < searches.size(); ++i) {
-    if (searches[i]) excess.emplace_back(searches[i]->LeastExcess(), i);
+    if (searches[i]) excess.emplace_back(searches[i]->Roomiest().excess, i);
   }
   const auto [least, roomiest] = std::ranges::min(excess);
   if (least <= 0) throw *why_not;

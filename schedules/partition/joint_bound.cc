@@ -32,7 +32,8 @@
 #include "compiler/bound/bound.h"
 #include "compiler/plan/error.h"
 #include "compiler/plan/memory_limit.h"
-#include "schedules/published/placement.h"
+#include "compiler/simulate/memory.h"
+#include "schedules/partition/staged.h"
 
 namespace contraflow {
 
@@ -109,13 +110,6 @@ bool OneStageEach(const Plan& frame) {
 double ScaleOfAll(const Spec& spec) {
   const std::vector<double>& scale = spec.costs.microbatch_scale;
   return scale.empty() ? spec.microbatches : std::accumulate(scale.begin(), scale.end(), 0.0);
-}
-
-/// A pipeline of one rank.
-Plan SingleRank(const Spec& spec) {
-  Spec alone = spec;
-  alone.ranks = 1;
-  return SingleRoutePlan(alone, LinearPlacement(1));
 }
 
 class LinearBound {
@@ -199,15 +193,8 @@ class LinearBound {
     }
     std::optional<int64_t> limit = spec_.memory_limit;
     if (!devices_.empty() && stage.memory) {
-      const MemoryCost& memory = *stage.memory;
-      const auto fixed = [](const std::vector<int64_t>& bytes, int parts) {
-        return bytes.empty() ? 0 : (bytes[0] + parts - 1) / parts;
-      };
-      const int parts = spec_.data_parallel;
-      const int64_t room = devices_[static_cast<size_t>(r)] - memory.workspace_bytes -
-                           fixed(memory.parameter_bytes, 1) -
-                           fixed(memory.gradient_bytes, memory.zero >= 2 ? parts : 1) -
-                           fixed(memory.optimizer_bytes, memory.zero >= 1 ? parts : 1);
+      const int64_t device = devices_[static_cast<size_t>(r)];
+      const int64_t room = RoomForActivations(alone_, stage, {device}).front();
       limit = std::max<int64_t>(1, std::min(limit.value_or(room), room));
     }
     const bool bought = spec_.recompute.choice != Recompute::Choice::kNone ||

@@ -13,6 +13,7 @@
 #include "compiler/plan/error.h"
 #include "compiler/plan/memory_limit.h"
 #include "compiler/plan/text.h"
+#include "compiler/simulate/memory.h"
 #include "schedules/made_plans.h"
 #include "schedules/partition/joint_bound.h"
 #include "schedules/partition/partition.h"
@@ -310,13 +311,8 @@ void CheckDevicesForLayers(const Spec& spec, const SearchControl& control) {
   const CostModel whole = layers.Make({layers.layers()});
   if (!whole.memory) return;
   const MemoryCost& memory = *whole.memory;
-  const auto held = [&](const std::vector<int64_t>& bytes, int sharded_from) {
-    const int64_t parts = memory.zero >= sharded_from ? spec.data_parallel : 1;
-    return bytes.empty() ? 0 : bytes[0] / parts;
-  };
-  constexpr int kNeverSharded = 3;
-  int64_t least = held(memory.parameter_bytes, kNeverSharded) + held(memory.gradient_bytes, 2) +
-                  held(memory.optimizer_bytes, 1) + spec.ranks * memory.workspace_bytes;
+  int64_t least = (spec.ranks - 1) * memory.workspace_bytes -
+                  RoomForActivations(SingleRank(spec), whole, {0}).front();
   const bool bought = spec.recompute.choice != Recompute::Choice::kNone ||
                       spec.offload.choice != Offload::Choice::kNone;
   if (!bought) least += memory.activation(0);

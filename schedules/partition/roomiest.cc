@@ -13,7 +13,6 @@
 #include "compiler/plan/memory_limit.h"
 #include "compiler/simulate/memory.h"
 #include "schedules/partition/staged.h"
-#include "schedules/published/placement.h"
 
 namespace contraflow {
 namespace {
@@ -30,7 +29,8 @@ class RoomiestSearch {
         layers_(*layers),
         count_(layers->layers()),
         devices_(DevicesOf(spec)),
-        recomputes_(spec.recompute.everything()) {
+        recomputes_(spec.recompute.everything()),
+        alone_(SingleRank(spec)) {
     if (devices_.empty()) devices_.assign(static_cast<size_t>(frame.ranks), kUnlimited);
     activation_.push_back(0);
     for (int i = 0; i < count_; ++i) {
@@ -43,9 +43,6 @@ class RoomiestSearch {
     for (int s = 0; s < frame.stages; ++s) {
       if (recomputes_) input_ = std::max(input_, InputBytes(even, s).value_or(0));
     }
-    Spec alone = spec;
-    alone.ranks = 1;
-    alone_ = SingleRoutePlan(alone, LinearPlacement(1));
     workspace_ = even.memory ? even.memory->workspace_bytes : 0;
     // What is beside the stages, workspace and messages.
     const Partition partition = EvenPartition(count_, frame.stages);
@@ -168,11 +165,11 @@ class RoomiestSearch {
   const int count_;
   std::vector<int64_t> devices_;
   const bool recomputes_;
+  const Plan alone_;
   std::vector<int64_t> activation_;             // of the layers before the i-th
   std::unordered_map<int64_t, int64_t> fixed_;  // by first and last layer
   int64_t input_ = 0, workspace_ = 0;
   std::vector<int64_t> beside_;  // by rank
-  Plan alone_;                   ///< of one rank
   Roominess best_;
   Partition chosen_;
   int64_t left_ = kMostChoices;

@@ -9,6 +9,7 @@
 #include "compiler/plan/memory_limit.h"
 #include "compiler/simulate/memory.h"
 #include "compiler/simulate/simulate.h"
+#include "schedules/published/placement.h"
 #include "schedules/search/portfolio.h"
 
 namespace contraflow {
@@ -51,6 +52,12 @@ std::optional<Partition> FixedPartition(const Spec& spec, int stages) {
   const int layers = spec.costs.LayerCount();
   if (choice.kind == Kind::kEven || layers == stages) return EvenPartition(layers, stages);
   return std::nullopt;
+}
+
+Plan SingleRank(const Spec& spec) {
+  Spec alone = spec;
+  alone.ranks = 1;
+  return SingleRoutePlan(alone, LinearPlacement(1));
 }
 
 void CheckStages(const Spec& spec, LayerStages* layers, int stages) {

@@ -22,6 +22,9 @@ PartitionChoice ChoiceOf(const Spec& spec);
 /// The partition that the spec asks for, where that leaves nothing to choose.
 std::optional<Partition> FixedPartition(const Spec& spec, int stages);
 
+/// The spec's pipeline with one stage on one rank.
+Plan SingleRank(const Spec& spec);
+
 /// Throws Error if any stages made of the layers are wrong for the spec.
 void CheckStages(const Spec& spec, LayerStages* layers, int stages);
 

@@ -213,6 +213,17 @@ void MeasureExperts(GpuBench* bench) {
   bench->Rate("cublasLt batches W", product, 0, [&] {
     padded.BackwardWeight(stream, o.rows, o.hidden, o.dgate, o.drows, work, o.dgate_up, o.ddown);
   });
+
+  // One product for W of several micro-batches adds to the gradients once instead of once for each.
+  for (const int batches : {2, 4}) {
+    bench->Reset();
+    const ExpertOperands m(bench, batches * n.tokens, n.width, n.inner, n.experts, n.top_k);
+    bench->Rate("grouped experts W of " + std::to_string(batches) + " micro-batches in one product",
+                batches * product, 0, [&] {
+                  gpu::ExpertsBackwardWeight(stream, m.sizes, m.first, m.rows, m.hidden, m.dgate,
+                                             m.drows, m.dgate_up, m.ddown);
+                });
+  }
 }
 
 double CopyTarget(const std::string& gpu) {

@@ -47,9 +47,9 @@ def batch(microbatches, replica=0):
 class Reference:
     """The same training in one process: losses, and the gradients of every stage and micro-batch."""
 
-    def __init__(self, stages, microbatches, replica=0):
-        modules = [Block(s) for s in range(stages)]
-        inputs, targets = batch(microbatches, replica)
+    def __init__(self, stages, microbatches, replica=0, device="cpu"):
+        modules = [Block(s).to(device) for s in range(stages)]
+        inputs, targets = (values.to(device) for values in batch(microbatches, replica))
         self.losses, self.grads = [], [[] for _ in modules]
         for m in range(microbatches):
             y = inputs[m]
@@ -89,14 +89,18 @@ def weight_order(plan, rank, stage):
     return order
 
 
-def _process(work, rank, world, port, path, arguments):
+def _process(work, rank, world, port, path, backend, arguments):
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank),
                       WORLD_SIZE=str(world))
+    if backend == "nccl":  # all on one GPU, each as if on a machine of its own
+        os.environ.update(NCCL_HOSTID=f"r{rank}", NCCL_SOCKET_IFNAME="lo", NCCL_IB_DISABLE="1")
+        os.environ.pop("NCCL_MAX_CTAS", None)
+        torch.cuda.set_device(0)
     torch.set_num_threads(1)
     with open(f"{path}/{rank}", "w") as out:
         os.dup2(out.fileno(), 2)
         try:
-            dist.init_process_group("gloo", rank=rank, world_size=world)
+            dist.init_process_group(backend, rank=rank, world_size=world)
             work(rank, *arguments)
             dist.barrier()
             sys.stderr.flush()
@@ -108,16 +112,16 @@ def _process(work, rank, world, port, path, arguments):
 
 
 class Processes:
-    """Runs work(rank, *arguments) in forked processes with a gloo group."""
+    """Runs work(rank, *arguments) in forked processes with a group of all of them."""
 
-    def __init__(self, world, work, *arguments):
+    def __init__(self, world, work, *arguments, backend="gloo"):
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         self._folder = tempfile.TemporaryDirectory()
         fork = multiprocessing.get_context("fork")
         self._processes = [fork.Process(target=_process, args=(work, rank, world, port,
-                                                               self._folder.name, arguments))
+                                                               self._folder.name, backend, arguments))
                            for rank in range(world)]
         for process in self._processes:
             process.start()
@@ -139,8 +143,8 @@ class Processes:
         return results
 
 
-def run_processes(world, work, *arguments, limit=240.0):
-    return Processes(world, work, *arguments).results(limit)
+def run_processes(world, work, *arguments, limit=240.0, backend="gloo"):
+    return Processes(world, work, *arguments, backend=backend).results(limit)
 
 
 def expect_success(results):

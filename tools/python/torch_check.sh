@@ -61,6 +61,7 @@ for program in torch_orders torch_exports; do
   part $program "$python" "tests/python/$program.py" "$tool"
 done
 part torch_sharded "$python" tests/python/torch_sharded.py
+part torch_gpu "$python" tests/python/torch_gpu.py "$tool" --backend gloo --megabytes 1
 for test in tests/python/torch_*_test.py; do
   part "$(basename "$test" _test.py)" "$python" "$test"
 done

@@ -23,9 +23,10 @@ class Links:
     group           the processes of this pipeline, rank by rank (None: all)
     data_parallel   the processes that hold the same rank of other pipelines (None: only this)
     timeout         seconds that a message may take
+    device          where messages live (None: the current GPU where the backend is NCCL, else the CPU)
     """
 
-    def __init__(self, edges, sums, group=None, data_parallel=None, timeout=300.0):
+    def __init__(self, edges, sums, group=None, data_parallel=None, timeout=300.0, device=None):
         me = dist.get_rank()
         self.ranks = members(group)
         self.rank = self.ranks.index(me)
@@ -40,12 +41,26 @@ class Links:
             pairs.update((ranks[a], ranks[b]) for a, b in their_edges)
             sets.update(_all_holders(ranks, holders, replicas_of) for holders in their_sums)
         limit = datetime.timedelta(seconds=timeout)
-        self._edges = {pair: dist.new_group(sorted(pair), timeout=limit) for pair in sorted(pairs)}
+        self._edges = {pair: dist.new_group(sorted(pair), timeout=limit, pg_options=_options(limit))
+                       for pair in sorted(pairs)}
         self._sums = {}
         for processes in sorted(sets):
             if len(processes) > 1:
                 self._sums[processes] = dist.new_group(list(processes), timeout=limit)
         self._replicas_of = replicas_of
+        self._connect(torch.device(device) if device is not None else default_device())
+
+    def _connect(self, device):
+        """Sends one element over each group, in one order everywhere. NCCL connects at the first message
+        of a group, and may hang there while other messages wait on the device."""
+        me, element = dist.get_rank(), torch.zeros(1, device=device)
+        for pair, group in self._edges.items():
+            if me in pair:
+                post, peer = (group.send, pair[1]) if me == pair[0] else (group.recv, pair[0])
+                _complete(post([element], sorted(pair).index(peer), 0), device)
+        for processes, group in self._sums.items():
+            if me in processes:
+                _complete(group.allreduce([element]), device)
 
     def edge(self, source, target):
         """The group of a directed edge between two ranks of the pipeline, and the place of the peer
@@ -69,6 +84,34 @@ class Links:
     def members_of(self, sum_group):
         """Of one of the groups for sums: its processes, ascending."""
         return next(at for at, group in self._sums.items() if group is sum_group)
+
+
+def default_device():
+    """Where messages live if no module and no argument says it."""
+    return torch.device("cuda", torch.cuda.current_device()) if _uses_nccl() else torch.device("cpu")
+
+
+def _uses_nccl():
+    config = getattr(dist, "get_backend_config", dist.get_backend)()
+    return "nccl" in str(config) and torch.cuda.is_available()
+
+
+def _options(limit):
+    """Of the group of an edge. Messages pass products that wait, and hold two of the processors: NCCL would
+    take up to 32, and 12 MiB of memory for each."""
+    if not _uses_nccl():
+        return None
+    options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
+    options._timeout = limit
+    if hasattr(options, "config"):
+        options.config.max_ctas = 2
+    return options
+
+
+def _complete(work, device):
+    work.wait()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def members(group):

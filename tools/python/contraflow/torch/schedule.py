@@ -10,7 +10,7 @@ import torch.distributed as dist
 from . import program as plans
 from . import trace
 from .agreement import Arguments, agree, warn_of_statistics
-from .links import Edge, Links, members, wait
+from .links import Edge, Links, default_device, members, wait
 from .program import RankProgram, back_cell, forward_cell
 from .reduce import GradientSum
 from .sharded import local
@@ -52,15 +52,16 @@ class PlanSchedule:
         token = agree(Arguments(plan, ranks, replicas, stages, loss_fn=loss_fn, weight_grad=weight_grad,
                                 data_parallel=data_parallel, grad_reduce=grad_reduce, on_step=on_step))
         holders = plans.holders(plan)
+        self._device = device if device is not None else _device_of(stages.values())
         if links is None:
-            links = Links(plans.edges(plan), {tuple(h) for h in holders}, group, data_parallel, timeout)
+            links = Links(plans.edges(plan), {tuple(h) for h in holders}, group, data_parallel, timeout,
+                          self._device)
         self.plan, self.rank, self.links = plan, links.rank, links
         warn_of_statistics(plan, self.rank, stages)
 
         last = plan.stages - 1
         self._stages = {s: Stage(s, module, s == last, loss_fn, weight_grad, keep_rng)
                         for s, module in sorted(stages.items())}
-        self._device = device if device is not None else _device_of(stages.values())
         self._variable_shapes, self._overlap = variable_shapes, overlap
         self._annotate, self._on_step = annotate, on_step
         divisor = plan.microbatches if scale_grads else 1
@@ -411,8 +412,7 @@ def _device_of(modules):
     for module in modules:
         for tensor in module.parameters():
             return tensor.device
-    return torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else (
-        torch.device("cpu"))
+    return default_device()
 
 
 def _store(token):

@@ -1,0 +1,200 @@
+"""contraflow.torch over NCCL, with four processes on one GPU. The gradients of three schedules are those of
+one process on that GPU, messages of 64 MB pass whole, and a communicator's memory is measured. Prints a line
+of JSON for each figure. It needs torch and the program `contraflow`, but not the compiled Python module.
+
+    python3 tests/python/torch_gpu.py build/release/tools/contraflow [--backend gloo] [--megabytes N]
+
+With gloo it runs on the CPU. Without a GPU it says SKIP and exits with 77. Every process claims to be a
+machine of its own, since NCCL refuses two ranks on one GPU: times of messages mean nothing here.
+"""
+
+import argparse
+import collections
+import datetime
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+import time
+import types
+
+os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # processes are forked, so this one leaves CUDA alone
+
+from torch_model import (Block, Reference, batch, dist, expect_success, loss_fn, rows_of, run_processes,
+                         torch)
+
+RANKS, MICROBATCHES = 4, 8
+SCHEDULES = ("1f1b", "zb-1p", "dualpipe")
+_package = types.ModuleType("contraflow")  # without its compiled half
+_package.__path__ = [str(pathlib.Path(__file__).parents[2] / "tools/python/contraflow")]
+sys.modules["contraflow"] = _package
+
+from contraflow.torch import Links, PlanSchedule  # noqa: E402
+
+Route = collections.namedtuple("Route", "ranks microbatches")
+
+
+class Instruction(collections.namedtuple("Instruction", "text op stage microbatch back_stage back_microbatch "
+                                                        "peer group")):
+    @classmethod
+    def of(cls, text):
+        found = re.fullmatch(r"(\w+) s(\d+)(?: m(\d+))?(?: \+ s(\d+) m(\d+))?(?: (?:to|from)=(\d+))?"
+                             r"(?: group=(\d+))?", text)
+        return cls(text, found[1], *(n and int(n) for n in found.groups()[1:]))
+
+    def __str__(self):
+        return self.text
+
+
+class Plan:
+    """What PlanSchedule reads of a plan, from its file."""
+
+    def __init__(self, path):
+        with open(path) as file:
+            plan = json.load(file)
+        self.schedule, self.level = plan["schedule"], plan["level"]
+        self.ranks, self.stages, self.microbatches = plan["ranks"], plan["stages"], plan["microbatches"]
+        self.data_parallel = plan.get("data_parallel", 1)
+        self.routes = [Route(**route) for route in plan["routes"]]
+        self.programs = [tuple(map(Instruction.of, program)) for program in plan["programs"]]
+
+    def stages_of(self, rank):
+        return sorted({s for route in self.routes for s, at in enumerate(route.ranks) if at == rank})
+
+
+class Scale(torch.nn.Module):
+    """A stage that does next to nothing with a large activation."""
+
+    def __init__(self, stage):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.linspace(0.5, 1.5, 4096) + 0.1 * stage)
+
+    def forward(self, x):
+        return x * self.weight
+
+
+def say(figure, **values):
+    print(json.dumps({"part": "torch-nccl", "figure": figure, **values}), flush=True)
+
+
+def difference(found, expected):
+    """The largest, as a share of the largest gradient."""
+    return max(((f - e).abs().max() / e.abs().max()).item() for f, e in zip(found, expected))
+
+
+def check(rank, figure, plan, found, expected, began):
+    worst = torch.tensor([difference(found, expected)], device=found[0].device)
+    dist.all_reduce(worst, dist.ReduceOp.MAX)
+    if rank == 0:
+        say(figure, schedule=plan.schedule, ranks=plan.ranks, value=worst.item(), unit="of the largest",
+            seconds=round(time.monotonic() - began, 1))
+    assert worst.item() <= 1e-5, (figure, plan.schedule, worst.item())
+
+
+def gradients(rank, device, plan):
+    """Two steps, each as in one process."""
+    began = time.monotonic()
+    modules = {s: Block(s).to(device) for s in plan.stages_of(rank)}
+    schedule = PlanSchedule(plan, modules, loss_fn, timeout=120)
+    inputs, targets = (values.to(device) for values in batch(MICROBATCHES))
+    x, y = rows_of(plan, rank, 0, inputs), rows_of(plan, rank, plan.stages - 1, targets)
+    reference = Reference(plan.stages, MICROBATCHES, device=device)
+    for _ in range(2):
+        for module in modules.values():
+            module.zero_grad(set_to_none=True)
+        schedule.step(*() if x is None else (x,), target=y)
+    found = [p.grad for module in modules.values() for p in module.parameters()]
+    expected = [g / MICROBATCHES for s in modules for g in reference.sum(s, range(MICROBATCHES))]
+    check(rank, "gradients", plan, found, expected, began)
+
+
+def large_messages(rank, device, plan, megabytes):
+    began = time.monotonic()
+    modules = {s: Scale(s).to(device) for s in plan.stages_of(rank)}
+    schedule = PlanSchedule(plan, modules, loss_fn, timeout=120)
+    rows = megabytes * 2**20 // (4 * 4096)
+    generator = torch.Generator().manual_seed(11)
+    inputs = torch.randn(MICROBATCHES, rows, 4096, generator=generator)
+    x, y = ((values.to(device) if values is not None else None)
+            for values in (rows_of(plan, rank, s, inputs) for s in (0, plan.stages - 1)))
+    schedule.step(*() if x is None else (x,), target=y)
+    stages = [Scale(s).to(device) for s in range(plan.stages)]
+    for part in inputs:
+        part = part.to(device)
+        (loss_fn(torch.nn.Sequential(*stages)(part), part) / MICROBATCHES).backward()
+    found = [module.weight.grad for module in modules.values()]
+    check(rank, f"messages of {megabytes} MB", plan, found, [stages[s].weight.grad for s in modules], began)
+
+
+def communicator_bytes(rank, device, max_ctas):
+    """What both ends of the communicators of all edges take, for each of them."""
+    def free():
+        dist.barrier()
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        dist.barrier()
+        return torch.cuda.mem_get_info(device)[0]
+    edges = [(r, r + 1) for r in range(RANKS - 1)] + [(r + 1, r) for r in range(RANKS - 1)]
+    before = free()
+    pairs = []
+    for pair in edges:
+        options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
+        options._timeout = datetime.timedelta(seconds=120)
+        options.config.max_ctas = max_ctas
+        group = dist.new_group(sorted(pair), timeout=options._timeout, pg_options=options)
+        pairs.append((pair, group))
+        if rank in pair:
+            post = group.send if rank == pair[0] else group.recv
+            post([torch.zeros(1, device=device)], int(rank == min(pair)), 0).wait()
+    after = free()
+    if rank == 0:
+        say("memory of a communicator, both ends", max_ctas=max_ctas, value=(before - after) // len(edges),
+            unit="bytes")
+
+
+def work(rank, backend, megabytes, paths):
+    device = torch.device("cuda", 0) if backend == "nccl" else torch.device("cpu")
+    plans = [Plan(path) for path in paths]
+    dist.barrier()  # the first communicator is that of all
+    if backend == "nccl":
+        for max_ctas in (2, 32):
+            communicator_bytes(rank, device, max_ctas)
+        before = torch.cuda.mem_get_info(device)[0]
+        edges = sorted({(r, i.peer) for r, program in enumerate(plans[0].programs) for i in program
+                        if i.op.startswith("SEND")})
+        Links(edges, set())
+        dist.barrier()
+        if rank == 0:
+            say("memory of an edge of Links, both ends", unit="bytes",
+                value=(before - torch.cuda.mem_get_info(device)[0]) // len(edges))
+        dist.barrier()
+    for plan in plans:
+        gradients(rank, device, plan)
+    for plan in plans:
+        large_messages(rank, device, plan, megabytes)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("contraflow", help="the program, which makes the plans")
+    parser.add_argument("--backend", choices=("nccl", "gloo"), default="nccl")
+    parser.add_argument("--megabytes", type=int, default=64, help="of a large message")
+    arguments = parser.parse_args()
+    if arguments.backend == "nccl" and not (torch.cuda.is_available() and dist.is_nccl_available()):
+        print("SKIP: there is no GPU, or this torch has no NCCL")
+        sys.exit(77)
+    with tempfile.TemporaryDirectory() as folder:
+        paths = [f"{folder}/{name}.json" for name in SCHEDULES]
+        for name, path in zip(SCHEDULES, paths):
+            subprocess.run([arguments.contraflow, "compile", "--schedule", name, "--ranks", str(RANKS),
+                            "--microbatches", str(MICROBATCHES), "-o", path], check=True)
+        expect_success(run_processes(RANKS, work, arguments.backend, arguments.megabytes, paths, limit=400.0,
+                                     backend=arguments.backend))
+    print(f"{len(SCHEDULES)} schedules over {arguments.backend}, torch {torch.__version__}: as one process")
+
+
+if __name__ == "__main__":
+    main()

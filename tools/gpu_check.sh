@@ -233,10 +233,10 @@ prepare() {
     report programs FAILED "what was unpacked in $root cannot be copied to ${TMPDIR:-/tmp}, see $log" $SECONDS
   elif command -v cmake >/dev/null && command -v nvcc >/dev/null; then
     if (cd "$root" && cmake --preset cuda && cmake --build "$build" -j "$(nproc)" \
-      --target "${programs[@]}" contraflow_mlp_stages) >>"$log" 2>&1; then
+      --target "${programs[@]}" contraflow_mlp_stages contraflow_failing_stages) >>"$log" 2>&1; then
       mkdir "$bin"
       for program in "${programs[@]}"; do ln -s "$build"/t*/"$program" "$bin"; done
-      ln -s "$build/runtime/mlp_stages.so" "$bin"
+      ln -s "$build/runtime/mlp_stages.so" "$build/tests/failing_stages.so" "$bin"
       ln -s "$root/tests" "$work"
       return
     fi
@@ -436,7 +436,7 @@ correctness() {
   part custom-stages 60 custom_stages
   await 0
   at_once 1
-  for name in graph streams clipped capacity dropless one-sided; do
+  for name in graph streams clipped capacity dropless one-sided fault-capture fault-kill fault-stop; do
     part "nccl-one-gpu $name" 60 "$work/tests/runtime/gpu/nccl_one_gpu_test.sh" "$bin/contraflow" \
       "$bin/contraflow-run" $name
   done

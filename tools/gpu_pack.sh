@@ -22,7 +22,7 @@ fail() {
 }
 if [ $# -eq 0 ]; then
   (cd "$root" && cmake --preset release -DCF_CUDA=ON)
-  cmake --build "$build" --target "${programs[@]}" contraflow_mlp_stages
+  cmake --build "$build" --target "${programs[@]}" contraflow_mlp_stages contraflow_failing_stages
 fi
 mkdir -p "$(dirname "$pack")"
 work=$(mktemp -d)
@@ -36,6 +36,7 @@ for program in "${programs[@]}"; do
   strip -o "$work/bin/$program" "$build"/t*/"$program"
 done
 strip -o "$work/bin/mlp_stages.so" "$build/runtime/mlp_stages.so"
+strip -o "$work/bin/failing_stages.so" "$build/tests/failing_stages.so"
 # The loader comes with the C library, and so do the parts that were folded into it.
 system='^(linux-vdso|ld-linux|lib(c|m|dl|rt|pthread|resolv))[-.]|^lib(cuda|cudart|cublas|cublasLt|cudnn|nccl|nv)'
 ldd "$work"/bin/* | awk '$2 == "=>" { print $1, $3 }' | sort -u | while read -r name path; do

@@ -115,11 +115,7 @@ void GpuIssuer::Begin(int step) {
   if (!options_.graph) {
     Issue();
   } else {
-    if (graph == nullptr) {
-      gpu_.BeginCapture(origin_);
-      Issue();
-      graph = gpu_.EndCapture(origin_);
-    }
+    if (graph == nullptr) graph = Capture();
     gpu_.Launch(graph, origin_);
   }
   const auto turn = static_cast<size_t>(step % 2);
@@ -127,6 +123,23 @@ void GpuIssuer::Begin(int step) {
   if (guard_.limit > 0) gpu_.CopyToHost(origin_, host_clips_[turn], clip_, sizeof(gpu::Clip));
   gpu_.Record(over_[turn], origin_);
   begun_ = step;
+}
+
+/// Captures a step as a graph. An error ends the capture and drops what it has: NCCL ends no
+/// communicator while a capture holds it.
+GpuGraph* GpuIssuer::Capture() {
+  gpu_.BeginCapture(origin_);
+  try {
+    Issue();
+    return gpu_.EndCapture(origin_);
+  } catch (...) {
+    try {
+      gpu_.Drop(gpu_.EndCapture(origin_));
+    } catch (const gpu::GpuError&) {
+      // A capture whose lanes are not joined leaves no graph.
+    }
+    throw;
+  }
 }
 
 void GpuIssuer::PrepareAll(int step) {

@@ -79,6 +79,7 @@ class GpuIssuer {
   };
 
   void Begin(int step);
+  GpuGraph* Capture();
   void PrepareAll(int step);
   void Issue();
   void Fork();

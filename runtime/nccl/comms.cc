@@ -222,13 +222,11 @@ void NcclComms::Deregister(NcclComm* comm) noexcept {
 
 /// Side by side, as each waits until no graph holds its communicator any more, and a graph with
 /// messages of several is done only when all of these have ended. Then what they were split off.
+/// NCCL undoes registrations itself: to undo one first would wait for the peer's proxy.
 void NcclComms::End() {
   std::vector<std::thread> aborts;
   for (NcclComm* comm : all_) {
-    aborts.emplace_back([this, comm] {
-      Deregister(comm);
-      nccl_.Abort(comm);
-    });
+    aborts.emplace_back([this, comm] { nccl_.Abort(comm); });
   }
   for (std::thread& abort : aborts) abort.join();
   if (world_ != nullptr) nccl_.Abort(world_);

@@ -27,9 +27,8 @@ struct NcclCommOptions {
 
 /// What is used of NCCL, for one process and its GPU. Communicators are non-blocking: what is asked
 /// of one goes on behind the call until Ready says so, and nothing else may be asked of it, nor an
-/// event recorded behind it, before. All calls but Abort, and Deregister before it, are made by the
-/// issuing thread. Whatever fails throws Error with what NCCL says and, where it is known, the
-/// remedy.
+/// event recorded behind it, before. All calls but Abort are made by the issuing thread. Whatever
+/// fails throws Error with what NCCL says and, where it is known, the remedy.
 class Nccl {
  public:
   virtual ~Nccl() = default;
@@ -50,7 +49,7 @@ class Nccl {
   virtual std::span<std::byte> NewMemory(size_t bytes) = 0;
   /// Messages of the communicator may go from and to this memory, of NewMemory, without copies in
   /// between. All of its members register all that its messages use from then on, or nothing.
-  /// Returns what Deregister takes: before the communicator is finalized or aborted.
+  /// Returns what Deregister takes: before the communicator is finalized. An abort undoes it, too.
   virtual void* Register(NcclComm* comm, std::byte* data, size_t bytes) = 0;
   virtual void Deregister(NcclComm* comm, void* registration) noexcept = 0;
 

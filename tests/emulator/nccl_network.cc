@@ -1,6 +1,7 @@
 #include "tests/emulator/nccl_network.h"
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstring>
 #include <list>
@@ -27,7 +28,8 @@ struct Handle : NcclComm {
   const int comm;
   Handle* const parent;
   int splits = 0, turns = kTurns;
-  bool finalized = false, closed = false;
+  bool finalized = false;
+  std::atomic<bool> closed = false;  // an abort may come from another thread
   std::list<std::span<const std::byte>> registered;
 };
 
@@ -53,6 +55,7 @@ class NcclNetwork::Process : public Nccl, public EmulatedGpu, public emulator::Q
     return static_cast<int>(registered);
   }
   std::string failure;
+  std::atomic<int> deregistered = 0;
 
   // Of the GPU: what a stream is given is a step, or part of a graph.
   void Add(const char*, std::function<void()> work) override {
@@ -73,7 +76,9 @@ class NcclNetwork::Process : public Nccl, public EmulatedGpu, public emulator::Q
   }
   void Record(GpuEvent* event, gpu::Stream at) override {
     const std::lock_guard lock(network_.mutex_);
-    for (const auto& handle : handles_) RequireReady(*handle);
+    for (const auto& handle : handles_) {
+      if (!handle->closed) RequireReady(*handle);
+    }
     recorded_[event] = at.handle == nullptr ? 0 : network_.steps[self_].size();
   }
   void Wait(gpu::Stream, GpuEvent* event) override {
@@ -147,7 +152,9 @@ class NcclNetwork::Process : public Nccl, public EmulatedGpu, public emulator::Q
   }
   void Close(NcclComm* comm, NcclWindow*) noexcept override {
     auto* const handle = static_cast<Handle*>(comm);
-    if (!handle->closed) handle->registered.clear();
+    if (handle->closed) return;
+    handle->registered.clear();
+    ++deregistered;
   }
   void Put(NcclComm* comm, const void* data, size_t bytes, int to, NcclWindow*, size_t offset,
            gpu::Stream at) override {
@@ -173,6 +180,7 @@ class NcclNetwork::Process : public Nccl, public EmulatedGpu, public emulator::Q
     auto* const handle = static_cast<Handle*>(comm);
     if (handle->closed) return;
     handle->registered.remove_if([&](const auto& one) { return &one == registration; });
+    ++deregistered;
   }
   void GroupStart() override {
     if (depth_++ == 0) group_ = {};
@@ -219,7 +227,8 @@ class NcclNetwork::Process : public Nccl, public EmulatedGpu, public emulator::Q
     while (InGraph(*handle) && std::chrono::steady_clock::now() < give_up) {
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
-    handle->closed = !InGraph(*handle) && handle->registered.empty();
+    handle->closed = !InGraph(*handle);
+    if (handle->closed) handle->registered.clear();
   }
 
  private:
@@ -312,6 +321,9 @@ gpu::Stream NcclNetwork::StreamOf(int p) { return processes_[static_cast<size_t>
 int NcclNetwork::OpenOf(int p) const { return processes_[static_cast<size_t>(p)]->open(); }
 int NcclNetwork::RegisteredOf(int p) const {
   return processes_[static_cast<size_t>(p)]->registered();
+}
+int NcclNetwork::DeregisteredOf(int p) const {
+  return processes_[static_cast<size_t>(p)]->deregistered;
 }
 void NcclNetwork::Fail(int p, const std::string& error) {
   const std::lock_guard lock(mutex_);

@@ -145,6 +145,8 @@ TEST_SUITE("unit") {
     }
     CHECK(network.OpenOf(0) == 0);
     CHECK(network.RegisteredOf(0) == 0);
+    // NCCL would wait for the peer, which may be what has failed.
+    CHECK(network.DeregisteredOf(0) == 0);
     // One that is never closed, after an error, is aborted.
     NcclNetwork other(order.processes(), NcclNetwork::Processes::kInTurn);
     LinkBackend again(plan, order.DeviceOf(0), Rows::kFixed,

@@ -20,7 +20,9 @@
 #include "tests/emulator/nccl_network.h"
 #include "tests/runtime/gpu/emulated_stages.h"
 #include "tests/runtime/gpu/gpu_plan.h"
+#include "tests/runtime/gpu/linked_job.h"
 #include "tests/runtime/launch/watched_job.h"
+#include "tests/runtime/transport/link_backend.h"
 #include "tests/support/run_support.h"
 #include "tests/support/sanitized.h"
 
@@ -134,7 +136,84 @@ class NotingDevice : public GpuDevice {
   double* note_ = nullptr;
 };
 
+/// A device whose instruction `failing` throws when it is issued.
+class FailingDevice : public LinkBackend {
+ public:
+  FailingDevice(const Plan& plan, Device device, const AllocateMemory& memory,
+                const Instruction* failing)
+      : LinkBackend(plan, device, Rows::kFixed, memory), failing_(failing) {}
+
+  void Upload(int, gpu::Stream) override { issues_ = true; }
+  void Compute(const Instruction& i, gpu::Stream) override { FailAt(i.op, i.stage, &i); }
+  void AfterExchange(const Instruction& i, gpu::Stream) override { FailAt(i.op, i.stage, &i); }
+  void OptimizerStep(int stage, gpu::Stream) override { FailAt(Op::STEP, stage, failing_); }
+  std::span<float> Gradients(int stage) override {
+    FailAt(Op::REDUCE, stage, failing_);
+    return LinkBackend::Gradients(stage);
+  }
+  std::span<std::byte> Message(const Instruction& i) override {
+    FailAt(i.op, i.stage, &i);
+    return LinkBackend::Message(i);
+  }
+
+ private:
+  void FailAt(Op op, int stage, const Instruction* at) const {
+    if (!issues_ || failing_ == nullptr || at != failing_) return;
+    if (op == failing_->op && stage == failing_->stage) throw gpu::GpuError("no kernel image");
+  }
+
+  const Instruction* const failing_;
+  bool issues_ = false;
+};
+
+/// How the job ended in which one instruction of one process fails in the first step; "" if all
+/// ended at once, with the one report of it.
+std::string FlawOfEnd(const Plan& plan, int failing, size_t index, bool graph) {
+  const RankOrder order(RankOrder::kDefault, plan);
+  NcclNetwork network(order.processes(), NcclNetwork::Processes::kThreads);
+  WatchedJob job(order.processes());
+  const Program& program = plan.program(order.DeviceOf(failing).rank);
+  job.Run([&](int p, Control& control, Progress& progress) {
+    Nccl& nccl = network.NcclOf(p);
+    GpuRank rank(plan, ExchangeOf(plan, Rows::kFixed),
+                 {order, network.GpuOf(p), nccl, control, progress, kTimeout},
+                 {.graph = graph, .stamps = 0}, [&](Device device, gpu::Stream, int) {
+                   return std::make_unique<FailingDevice>(
+                       plan, device, [&](size_t bytes) { return nccl.NewMemory(bytes); },
+                       p == failing ? &program[index] : nullptr);
+                 });
+    rank.Step(1);
+    // Whoever is done waits for the others.
+    control.Barrier();
+  });
+  const std::string expected = "rank " + std::to_string(order.DeviceOf(failing).rank) +
+                               ", instruction " + std::to_string(index) + " (" +
+                               ToString(program[index]) + "): no kernel image";
+  if (job.end(failing).error != expected) return "an error \"" + job.end(failing).error + "\"";
+  if (job.Report().find(expected) == std::string::npos) return "a report " + job.Report();
+  for (int p = 0; p < order.processes(); ++p) {
+    if (p != failing && !job.end(p).aborted) {
+      return "process " + std::to_string(p) + " is not stopped: " + job.end(p).error;
+    }
+    if (network.OpenOf(p) != 0) return "process " + std::to_string(p) + " waits for its graph";
+  }
+  return "";
+}
+
 TEST_SUITE("unit") {
+  TEST_CASE("gpu process run: an error at any instruction of the first step ends the job at once") {
+    // Every kind of instruction: REDUCE and exchanges, as there are groups.
+    const Plan plan = PlanFor(GroupModel(1.0), "1f1b", 2, 1, 2, Level::kBuffer, 3);
+    for (int rank = 0; rank < 2; ++rank) {
+      for (size_t index = 0; index < plan.program(rank).size(); ++index) {
+        CAPTURE(ToString(plan.program(rank)[index]));
+        // One that waits for its graph does so for long.
+        REQUIRE(FlawOfEnd(plan, 2 * rank, index, true) == "");
+      }
+    }
+    CHECK(FlawOfEnd(plan, 1, 5, false) == "");
+  }
+
   TEST_CASE("gpu process run: equals the run without a pipeline on every process") {
     if (!kSanitized) {
       Training plain("1f1b", 2, 1, 0, 0.25f);

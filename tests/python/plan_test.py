@@ -22,6 +22,16 @@ class PlanTest(unittest.TestCase):
         )
         self.assertEqual(plan.stages_of(0), (0, 3))
 
+    def test_partition(self):
+        layers = [{"name": "embedding", "f": 1, "b": 0, "w": 1}, {"name": "block", "repeat": 8, "f": 2, "b": 2, "w": 2},
+                  {"name": "head", "f": 1, "b": 1, "w": 1}]
+        for options in ({}, {"partition": "4,1,3,2"}):
+            plan = cf.compile("zb-v", ranks=2, microbatches=4, costs={"unit": "ms", "layers": layers}, **options)
+            self.assertEqual(list(plan.partition), json.loads(plan.to_json())["costs"]["partition"])
+            self.assertEqual((len(plan.partition), sum(plan.partition)), (4, 10))
+        self.assertEqual(plan.partition, (4, 1, 3, 2))
+        self.assertEqual(cf.compile("zb-v", ranks=2, microbatches=4).partition, ())
+
     def test_instruction_has_its_fields_and_no_others(self):
         plan = cf.compile("dualpipe", ranks=4, microbatches=8)
         pair = next(i for i in plan.programs[0] if i.op == "FB")

@@ -42,6 +42,17 @@ class ValuesTest(unittest.TestCase):
             with self.assertRaises(TypeError):
                 hash(thing)
 
+    def test_an_object_without_a_value_refuses(self):
+        uses = (repr, str, pickle.dumps, copy.copy, lambda empty: empty == empty, lambda empty: empty.unit,
+                lambda empty: empty.ranks, lambda empty: empty.op, lambda empty: empty.message,
+                lambda empty: cf.compile("1f1b", ranks=2, microbatches=2, costs=empty))
+        for cls in (cf.Comparison, cf.Costs, cf.Finding, cf.Instruction, cf.Plan, cf.Route, cf.Simulation):
+            for number, use in enumerate(uses):
+                with self.subTest(cls.__name__, use=number), self.assertRaises((TypeError, AttributeError, RuntimeError)):
+                    use(cls.__new__(cls))
+            with self.assertRaisesRegex(TypeError, "__new__ made it"):
+                repr(cls.__new__(cls))
+
     def test_other_values_differ(self):
         plan = plan_of()
         self.assertNotEqual(plan.routes[0], plan.routes[1])

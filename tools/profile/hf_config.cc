@@ -23,6 +23,25 @@ constexpr int64_t kMaxHeads = 1 << 12;
 constexpr int64_t kMostLayers = 1 << 11;
 constexpr int64_t kMaxExperts = 1 << 14;
 
+/// The text with Python's Infinity, -Infinity and NaN, which JSON does not have, in quotes. A key
+/// that is read refuses them.
+std::string QuoteNonFinite(std::string_view text) {
+  std::string quoted;
+  bool inside = false;
+  for (size_t at = 0; at < text.size();) {
+    size_t taken = 1;
+    for (const std::string_view name : {"-Infinity", "Infinity", "NaN"}) {
+      if (!inside && text.substr(at).starts_with(name)) taken = name.size();
+    }
+    if (inside && text[at] == '\\') taken = 2;
+    if (text[at] == '"') inside = !inside;
+    const std::string mark(!inside && taken > 2, '"');
+    quoted += mark + std::string(text.substr(at, taken)) + mark;
+    at += taken;
+  }
+  return quoted;
+}
+
 /// What transformers takes for a key that a config leaves out.
 struct Default {
   std::string_view key;
@@ -324,7 +343,7 @@ constexpr ModelType kModelTypes[] = {
 }  // namespace
 
 ModelShape ReadHfConfig(std::string_view text, const std::string& place) {
-  const JsonDocument document = ParseJson(text, place, kLimits);
+  const JsonDocument document = ParseJson(QuoteNonFinite(text), place, kLimits);
   const JsonCursor config = document.Root();
   const JsonCursor type = config.Required("model_type");
   const std::string& name = type.String("the kind of the model");

@@ -265,6 +265,11 @@ PlanClass BindPlan(py::module_& module) {
       "Of each stage its layers, a letter each: m MoE, d dense, p plain; empty where all are "
       "alike.");
   field(
+      "partition",
+      [](const Plan& p) { return py::tuple(py::cast(p.costs ? p.costs->partition : Partition{})); },
+      "Layers of each stage, embedding and head counted as well; empty where the costs have no "
+      "layers.");
+  field(
       "routes", [](const Plan& p) { return p.routes; },
       "Every micro-batch takes exactly one; DualPipe has two.");
   plan.def_property_readonly("programs", &PlanObject::Programs,

@@ -69,10 +69,32 @@ py::object Explained(const Self& self, const py::object& costs, std::optional<in
   return py::module_::import("json").attr("loads")(text);
 }
 
+/// An array with strides of its own: pybind11 2.10 reads the size of an entry of NumPy 2 wrong.
+template <typename Number>
+py::array_t<Number> NewArray(py::ssize_t count) {
+  return py::array_t<Number>({count}, {static_cast<py::ssize_t>(sizeof(Number))});
+}
+
+/// Throws ImportError where arrays are not what was written into them. Without NumPy all is well.
+void CheckArrays() {
+  if (py::module_::import("importlib.util").attr("find_spec")("numpy").is_none()) return;
+  py::array_t<int16_t> array = NewArray<int16_t>(2);
+  array.mutable_at(0) = 1;
+  array.mutable_at(1) = 2;
+  py::list written;
+  for (const int entry : {1, 2}) written.append(entry);
+  if (written.equal(array.attr("tolist")())) return;
+  const auto version = py::module_::import("numpy").attr("__version__").cast<std::string>();
+  throw py::import_error(
+      "contraflow was built with pybind11 " + std::to_string(PYBIND11_VERSION_MAJOR) + "." +
+      std::to_string(PYBIND11_VERSION_MINOR) + ", which does not know the arrays of NumPy " +
+      version + ": build it with a newer pybind11, or install an older NumPy");
+}
+
 /// A figure of every rank.
 template <typename Number, typename Of>
 py::array_t<Number> OfRanks(const SimulationObject& self, Of of) {
-  py::array_t<Number> array(static_cast<py::ssize_t>(self.run().ranks.size()));
+  auto array = NewArray<Number>(static_cast<py::ssize_t>(self.run().ranks.size()));
   Number* at = array.mutable_data();
   for (const RankFigures& rank : self.run().ranks) *at++ = of(rank);
   return array;
@@ -95,9 +117,10 @@ py::object Named(const std::vector<std::string_view>& names, const py::array_t<i
 py::dict TimelineOf(const SimulationObject& self) {
   const Plan& plan = self.plan->plan;
   const auto count = static_cast<py::ssize_t>(InstructionCount(plan));
-  py::array_t<double> start(count), end(count);
-  py::array_t<int32_t> rank(count), index(count), stage(count), microbatch(count);
-  py::array_t<int8_t> op(count), lane(count);
+  auto start = NewArray<double>(count), end = NewArray<double>(count);
+  auto rank = NewArray<int32_t>(count), index = NewArray<int32_t>(count);
+  auto stage = NewArray<int32_t>(count), microbatch = NewArray<int32_t>(count);
+  auto op = NewArray<int8_t>(count), lane = NewArray<int8_t>(count);
   py::ssize_t at = 0;
   for (size_t r = 0; r < plan.programs.size(); ++r) {
     for (size_t i = 0; i < plan.programs[r].size(); ++i, ++at) {
@@ -145,6 +168,7 @@ py::object Document(const SimulationObject& self) {
 }  // namespace
 
 void BindSimulation(py::module_& module, PlanClass* plan) {
+  CheckArrays();
   const auto release = py::call_guard<py::gil_scoped_release>();
   py::class_<SimulationObject> simulation(module, "Simulation",
                                           "A plan's predicted run; times are in `unit`.");

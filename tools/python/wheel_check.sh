@@ -1,10 +1,12 @@
 #!/bin/sh
 # Builds the wheel as `pip install .` does, from a clean copy of what git tracks, then installs it into a
-# fresh environment where no compiler is on the PATH, and runs the package's README and the tool there.
+# fresh environment where no compiler is on the PATH, and runs the package's README, its arrays under a new
+# NumPy and the tool there; and the arrays of the build tree's package, if there is one for that Python.
 #
 #   tools/python/wheel_check.sh [PYTHON]     (default: /usr/bin/python3); leaves all in build/wheel-check
 set -eu
 cd "$(dirname "$0")/../.."
+root=$PWD
 python=${1:-/usr/bin/python3}
 out=$PWD/build/wheel-check
 rm -rf "$out"
@@ -24,6 +26,12 @@ cd / # where no source is found by chance
 run() { env -i PATH="$out/use/bin" HOME="$out" "$@"; }
 run pip install -q --no-index --find-links "$out" contraflow
 run python "$out/source/tests/python/readme_test.py"
+arrays="$out/source/tests/python/simulation_test.py"
+run CONTRAFLOW="$out/use/bin/contraflow" python "$arrays"
+built=$root/build/release/tools/python
+if [ -e "$built/contraflow/_core$(run python -c 'import sysconfig; print(sysconfig.get_config_var("EXT_SUFFIX"))')" ]; then
+  run PYTHONPATH="$built" CONTRAFLOW="$out/use/bin/contraflow" python "$arrays"
+fi
 run contraflow compare --ranks 8 --microbatches 20 --costs deepseek-v3-h800 --no-auto >/dev/null
 run python -c 'import contraflow as cf; cf.Costs("moe-unit")'
 echo "wheel: ok, $(du -h "$out"/contraflow-*.whl | cut -f1)"

@@ -243,6 +243,18 @@ TEST_SUITE("unit") {
     CHECK(Read(text) == "c.json: /topk_group: must be a whole number in 1..8, is 9");
   }
 
+  TEST_CASE("hf config: numbers that Python writes and JSON does not have") {
+    const std::string unread = Llama("time_step_limit", "[0.0, Infinity, -Infinity, {\"x\": NaN}]");
+    CHECK(Read(unread) == "accepted");
+    CHECK(Shape(unread).layers.size() == 3);
+    CHECK(Read(Llama("note", "\"a \\\" Infinity \\\\\"")) == "accepted");
+    CHECK(Read(Llama("hidden_size", "NaN")) ==
+          "c.json: /hidden_size: must be a whole number in 1..1048576, is \"NaN\"");
+    CHECK(Read(Llama("head_dim", "-Infinity")) ==
+          "c.json: /head_dim: must be a whole number in 1..1048576, is \"-Infinity\"");
+    CHECK(Read(Llama("x", "Infinit")).starts_with("c.json:1:"));
+  }
+
   TEST_CASE("hf config: as many keys as some have, and no more") {
     std::string many;
     for (int i = 0; i < 500; ++i) many += ", \"k" + std::to_string(i) + "\": null";

@@ -8,7 +8,6 @@
 `contraflow.torch` runs plans on torch.distributed.
 """
 
-import sys as _sys
 from typing import Any as _Any
 
 try:
@@ -27,9 +26,19 @@ try:
 except ModuleNotFoundError as error:
     if error.name != "contraflow._core":
         raise
+    import os as _os
+    from importlib.machinery import EXTENSION_SUFFIXES as _SUFFIXES
+
+    _folder = _os.path.dirname(_os.path.abspath(__file__))
+    _built = [n for n in sorted(_os.listdir(_folder)) if n.startswith("_core.") and n[-4:] != ".pyi"]
+    if _built:
+        raise ImportError(
+            "contraflow was built for another Python: it has %s, and this one takes _core%s; build "
+            "it with this one (pip install .)" % (", ".join(_built), _SUFFIXES[0])
+        ) from None
     raise ImportError(
-        "contraflow was built for another Python than this one, %d.%d; build it with this one "
-        "(pip install)" % _sys.version_info[:2]
+        "contraflow is not built in %s: cmake --build --preset release --target contraflow_python "
+        "makes it in build/release/tools/python; or install it (pip install .)" % _folder
     ) from None
 from contraflow.compiling import compare, compile
 

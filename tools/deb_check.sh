@@ -47,7 +47,7 @@ echo "deb: installed"
 in_root sh -eux >"$out/use.log" 2>&1 <<'USE' || { cat "$out/use.log"; exit 1; }
 cd /check
 # The tools, with their profiles.
-contraflow compile --schedule dualpipe --ranks 4 --microbatches 8 --costs deepseek-v3-h800 -o plan.json
+contraflow compile --schedule dualpipe --ranks 4 --microbatches 8 --costs moe-unit -o plan.json
 contraflow verify plan.json
 contraflow-run plan.json --model tiny --steps 1 --data /usr/share/common-licenses/GPL-3
 # Manual pages: found, and nothing in them that man cannot set.

@@ -15,7 +15,7 @@ run() {
   "$@"
 }
 run contraflow compile --schedule dualpipe --ranks 4 --microbatches 10 \
-  --costs deepseek-v3-h800 -o "$plan"
+  --f 98.7ms --b 113ms --w 29.9ms --fb 127.6ms -o "$plan"
 run contraflow verify "$plan"
 run contraflow show "$plan" --format grid
 run contraflow simulate "$plan"

@@ -286,7 +286,21 @@ LayerCost ReadLayer(const JsonCursor& layer, Unit unit, CostMending* mending) {
     const std::optional<JsonCursor> field = layer.Optional(key);
     return field ? std::optional(ReadBytes(*field)) : std::nullopt;
   };
-  cost.parameter_bytes = bytes("parameter_bytes");
+  if (const auto field = layer.Optional("parameter_bytes"); field && field->IsObject()) {
+    field->Keys("a number of bytes, or an object with those of experts and of the rest",
+                {"experts", "rest"});
+    const auto kind = [&](const char* key) {
+      const std::optional<JsonCursor> given = field->Optional(key);
+      return given ? ReadBytes(*given) : 0;
+    };
+    cost.rest_bytes = kind("rest");
+    cost.parameter_bytes = kind("experts") + *cost.rest_bytes;
+    if (*cost.parameter_bytes > kMaxBytes)
+      field->Fail("adds up to more than " + std::to_string(kMaxBytes) +
+                  " bytes; are they in bytes?");
+  } else {
+    cost.parameter_bytes = bytes("parameter_bytes");
+  }
   cost.gradient_bytes = bytes("gradient_bytes");
   cost.optimizer_bytes = bytes("optimizer_bytes");
   cost.activation_bytes = bytes("activation_bytes").value_or(0);
@@ -315,6 +329,12 @@ std::vector<LayerCost> ReadLayers(const JsonCursor& layers, Unit unit, CostMendi
   if (count < 1 || count > kMaxModelLayers) {
     layers.Fail("must have 1.." + std::to_string(kMaxModelLayers) + " layers, has " +
                 std::to_string(count));
+  }
+  // Where some layers say what their experts hold, others have none.
+  const auto knows = [](const LayerCost& layer) { return layer.rest_bytes.has_value(); };
+  for (LayerCost& layer : costs) {
+    if (std::ranges::none_of(costs, knows)) break;
+    if (!layer.rest_bytes) layer.rest_bytes = layer.parameter_bytes.value_or(0);
   }
   const auto silent = [](const LayerCost& layer) { return layer.moe && layer.moe->values.empty(); };
   const auto says = [](const LayerCost& layer) { return layer.moe && !layer.moe->values.empty(); };
@@ -362,6 +382,12 @@ Json LayersToJson(const std::vector<LayerCost>& layers, Unit unit) {
         {"optimizer_bytes", layer.optimizer_bytes}};
     for (const auto& [key, bytes] : known) {
       if (bytes) object[key] = *bytes;
+    }
+    if (layer.rest_bytes && layer.parameter_bytes) {
+      Json& kinds = object["parameter_bytes"] = Json::object();
+      if (*layer.parameter_bytes > *layer.rest_bytes)
+        kinds["experts"] = *layer.parameter_bytes - *layer.rest_bytes;
+      kinds["rest"] = *layer.rest_bytes;
     }
     const std::pair<const char*, int64_t> others[] = {{"activation_bytes", layer.activation_bytes},
                                                       {"w_stash_bytes", layer.w_stash_bytes},

@@ -29,6 +29,8 @@ int64_t ReadBytes(const JsonCursor& field, int64_t least = 0, int64_t most = kMa
 StageCost ReadStageCost(const JsonCursor& stage, Unit unit, CostMending* mending);
 Json StageToJson(const StageCost& cost, Unit unit);
 
+Json ParallelToJson(const Parallel& parallel);
+
 /// The layers of a stage, a letter each.
 StageLayers ReadStageLayers(const JsonCursor& field);
 

@@ -274,7 +274,7 @@ void ReadActivations(const JsonCursor& memory, const std::optional<JsonCursor>& 
 MemoryCost ReadMemory(const JsonCursor& memory, const std::optional<MoeCost>& moe) {
   memory.Keys("an object with numbers of bytes",
               {"activation_bytes", "w_stash_bytes", "parameter_bytes", "gradient_bytes",
-               "optimizer_bytes", "values", "input_bytes", "zero", "workspace_bytes"});
+               "optimizer_bytes", "rest", "values", "input_bytes", "zero", "workspace_bytes"});
   MemoryCost cost;
   ReadSharing(memory, &cost);
   const std::optional<JsonCursor> activation = memory.Optional("activation_bytes");
@@ -286,9 +286,21 @@ MemoryCost ReadMemory(const JsonCursor& memory, const std::optional<MoeCost>& mo
         "give one of the two");
   }
   ReadActivations(memory, activation, memory.Optional("w_stash_bytes"), &cost);
-  cost.parameter_bytes = ReadStageBytes(memory.Optional("parameter_bytes"));
-  cost.gradient_bytes = ReadStageBytes(memory.Optional("gradient_bytes"));
-  cost.optimizer_bytes = ReadStageBytes(memory.Optional("optimizer_bytes"));
+  const std::optional<JsonCursor> rest = memory.Optional("rest");
+  if (rest) {
+    rest->Keys("an object with the bytes that belong to no expert",
+               {"parameter_bytes", "gradient_bytes", "optimizer_bytes"});
+  }
+  for (const StateBytes& state : kStateBytes) {
+    std::vector<int64_t>&all = cost.*state.of_stages, &part = cost.*state.rest_of_stages;
+    all = ReadStageBytes(memory.Optional(state.key));
+    if (rest) part = ReadStageBytes(rest->Optional(state.key));
+    if (part.empty()) continue;
+    if (part.size() != all.size() || !std::ranges::equal(part, all, std::less_equal())) {
+      rest->Required(state.key).Fail("must be part of \"" + std::string(state.key) +
+                                     "\", with an entry for each of its entries");
+    }
+  }
   if (values) {
     const ValueBytes bytes = ReadValues(*values)[0];
     cost.values.assign(bytes.begin(), bytes.end());
@@ -347,6 +359,31 @@ RankCost ReadRank(const JsonCursor& rank) {
   return cost;
 }
 
+Parallel ReadParallel(const JsonCursor& field) {
+  field.Keys("an object, how a rank's devices split the model", {"tp", "cp", "ep", "etp"});
+  Parallel parallel;
+  const std::pair<const char*, int*> degrees[] = {
+      {"tp", &parallel.tp}, {"cp", &parallel.cp}, {"ep", &parallel.ep}, {"etp", &parallel.etp}};
+  for (const auto& [key, degree] : degrees) {
+    if (const auto given = field.Optional(key)) {
+      *degree = static_cast<int>(given->Integer("a number of devices", 1, kMaxExpertParallel));
+    }
+  }
+  const std::string flaw = FlawOf(parallel);
+  if (!flaw.empty()) field.Fail(flaw);
+  return parallel;
+}
+
+GpuCost ReadGpu(const JsonCursor& field) {
+  field.Keys("an object, the device that the costs are of", {"name", "memory_bytes"});
+  GpuCost gpu;
+  if (const auto name = field.Optional("name")) gpu.name = name->String("the name of a GPU", 256);
+  if (const auto bytes = field.Optional("memory_bytes")) {
+    gpu.memory_bytes = ReadBytes(*bytes, 1, kMaxDevice);
+  }
+  return gpu;
+}
+
 NamedLayers ReadNamedLayers(const JsonCursor& run) {
   run.Keys("an object, layers of one name", {"name", "repeat"});
   NamedLayers layers{run.Required("name").String("the name of a layer"), 1};
@@ -360,15 +397,21 @@ CostModel Read(const JsonCursor& root, bool may_derive, CostMending* mending) {
   if (root.IsObject() && root.Optional("format")) {
     root.Fail("is not a cost file: it has a \"format\", as plans do");
   }
-  root.Keys("an object, the costs",
-            {"unit", "source", "stage", "stages", "layers", "partition", "partition_of", "comm",
-             "host", "moe", "overlap", "memory", "ranks", "microbatch_scale"});
+  root.Keys(
+      "an object, the costs",
+      {"unit", "source", "parallel", "gpu", "tokens", "stage", "stages", "layers", "partition",
+       "partition_of", "comm", "host", "moe", "overlap", "memory", "ranks", "microbatch_scale"});
   CostModel costs;
   const JsonCursor unit = root.Required("unit");
   const std::string& name = unit.String("a unit (ns, us, ms, s or unit)");
   costs.unit = unit.Checked([&] { return ParseUnit(name); });
   if (const auto source = root.Optional("source")) {
     costs.source = source->String("where the figures are from");
+  }
+  if (const auto parallel = root.Optional("parallel")) costs.parallel = ReadParallel(*parallel);
+  if (const auto gpu = root.Optional("gpu")) costs.gpu = ReadGpu(*gpu);
+  if (const auto tokens = root.Optional("tokens")) {
+    costs.tokens = tokens->Integer("a number of tokens", 1, kMaxBytes);
   }
   costs.stages = ReadStages(root, costs.unit, may_derive, mending);
   costs.shares = ReadShares(root, costs.unit);

@@ -43,9 +43,12 @@ Json MemoryToJson(const MemoryCost& memory, bool of_layers) {
   if (!of_layers) object["w_stash_bytes"] = memory.w_stash_bytes;
   AddStageBytes("activation_bytes", memory.activation_of, &object);
   AddStageBytes("w_stash_bytes", memory.stash_of, &object);
-  AddStageBytes("parameter_bytes", memory.parameter_bytes, &object);
-  AddStageBytes("gradient_bytes", memory.gradient_bytes, &object);
-  AddStageBytes("optimizer_bytes", memory.optimizer_bytes, &object);
+  Json rest = Json::object();
+  for (const StateBytes& state : kStateBytes) {
+    AddStageBytes(state.key, memory.*state.of_stages, &object);
+    AddStageBytes(state.key, memory.*state.rest_of_stages, &rest);
+  }
+  if (!rest.empty()) object["rest"] = std::move(rest);
   if (!memory.values.empty()) {
     ValueBytes values;
     std::ranges::copy(memory.values, values.begin());
@@ -83,11 +86,21 @@ Json TimeToJson(Time ticks, Unit unit) {
   return FromTicks(ticks, unit);
 }
 
+Json ParallelToJson(const Parallel& parallel) {
+  return {{"tp", parallel.tp}, {"cp", parallel.cp}, {"ep", parallel.ep}, {"etp", parallel.etp}};
+}
+
 Json CostsToJson(const CostModel& costs) {
   CF_ASSERT(!costs.stages.empty() || costs.components() || !costs.layers.empty());
   Json object = Json::object();
   object["unit"] = Name(costs.unit);
   if (!costs.source.empty()) object["source"] = costs.source;
+  if (costs.parallel) object["parallel"] = ParallelToJson(*costs.parallel);
+  if (costs.gpu) {
+    object["gpu"] = {{"name", costs.gpu->name}};
+    if (costs.gpu->memory_bytes) object["gpu"]["memory_bytes"] = *costs.gpu->memory_bytes;
+  }
+  if (costs.tokens > 0) object["tokens"] = costs.tokens;
   if (costs.stages.size() == 1) {
     object["stage"] = StageToJson(costs.stages[0], costs.unit);
     AddShares(costs.SharesOf(0), costs.unit, &object["stage"]);

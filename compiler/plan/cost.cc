@@ -60,9 +60,9 @@ void CheckStageBytes(const std::string& memory, const char* key, const std::vect
 
 void CheckMemory(const MemoryCost& memory, const CostModel& costs, int stages, int microbatches,
                  const std::string& at) {
-  CheckStageBytes(at, "parameter_bytes", memory.parameter_bytes, stages);
-  CheckStageBytes(at, "gradient_bytes", memory.gradient_bytes, stages);
-  CheckStageBytes(at, "optimizer_bytes", memory.optimizer_bytes, stages);
+  for (const StateBytes& state : kStateBytes) {
+    CheckStageBytes(at, state.key, memory.*state.of_stages, stages);
+  }
   CheckStageBytes(at, "activation_bytes", memory.activation_of, stages);
   CheckStageBytes(at, "w_stash_bytes", memory.stash_of, stages);
   const double chunks = static_cast<double>(stages) * microbatches;
@@ -97,6 +97,28 @@ CostModel& CostModel::operator=(const CostModel&) = default;
 CostModel& CostModel::operator=(CostModel&&) noexcept = default;
 CostModel::~CostModel() = default;
 bool CostModel::operator==(const CostModel&) const = default;
+
+int64_t RestOf(const LayerCost& layer, const StateBytes& state) {
+  const int64_t bytes = (layer.*state.of_layer).value_or(0),
+                all = layer.parameter_bytes.value_or(0);
+  const int64_t rest = layer.rest_bytes.value_or(0);
+  if (!layer.rest_bytes || all == 0) return layer.rest_bytes ? bytes : 0;
+  // The product would not fit.
+  return bytes / all * rest + std::llround(static_cast<double>(bytes % all) *
+                                           (static_cast<double>(rest) / static_cast<double>(all)));
+}
+
+std::string FlawOf(const Parallel& parallel) {
+  const int of_matrices = parallel.tp * parallel.cp, of_experts = parallel.ep * parallel.etp;
+  if (parallel.devices() % of_matrices == 0 && parallel.devices() % of_experts == 0) return "";
+  return "tp x cp is " + std::to_string(of_matrices) + " and ep x etp is " +
+         std::to_string(of_experts) + "; one must be a multiple of the other";
+}
+
+Copies CopiesOf(const Parallel& parallel, int data_parallel) {
+  const int64_t devices = int64_t{parallel.devices()} * data_parallel;
+  return {devices / (int64_t{parallel.ep} * parallel.etp), devices / parallel.tp};
+}
 
 std::string_view Name(Overlap overlap) {
   return overlap == Overlap::kPublished ? "published" : "all";

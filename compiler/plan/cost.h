@@ -80,6 +80,8 @@ struct MemoryCost {
   int64_t w_stash_bytes = 0;
   /// Of one copy of a stage: one entry for every stage alike, or one each; empty: not known.
   std::vector<int64_t> parameter_bytes = {}, gradient_bytes = {}, optimizer_bytes = {};
+  /// Of each of these the bytes that belong to no expert, as many entries; empty: not known.
+  std::vector<int64_t> parameter_rest = {}, gradient_rest = {}, optimizer_rest = {};
   /// Of the values of one layer, by Value (compiler/plan/value.h), where components do not say
   /// those of each (MoeCost::values); empty: not known.
   std::vector<int64_t> values = {};
@@ -167,6 +169,8 @@ struct LayerCost {
   std::optional<MoeCost> moe = {};  ///< the components of one layer
   /// Nothing: not known.
   std::optional<int64_t> parameter_bytes = {}, gradient_bytes = {}, optimizer_bytes = {};
+  /// Of parameter_bytes those of no expert; the others divide alike. Nothing: not known.
+  std::optional<int64_t> rest_bytes = {};
   int64_t activation_bytes = 0, w_stash_bytes = 0;  ///< as in MemoryCost
   /// What goes to the next layer, a message where that is on another rank; 0: as `comm` says.
   int64_t output_bytes = 0;
@@ -176,6 +180,22 @@ struct LayerCost {
 
   bool operator==(const LayerCost&) const = default;
 };
+
+/// The one list of the bytes that a stage and a layer hold as long as the training runs.
+struct StateBytes {
+  const char* key;  ///< in a cost file
+  std::vector<int64_t> MemoryCost::*of_stages, MemoryCost::*rest_of_stages;
+  std::optional<int64_t> LayerCost::*of_layer;
+};
+inline constexpr std::array<StateBytes, 3> kStateBytes = {
+    {{"parameter_bytes", &MemoryCost::parameter_bytes, &MemoryCost::parameter_rest,
+      &LayerCost::parameter_bytes},
+     {"gradient_bytes", &MemoryCost::gradient_bytes, &MemoryCost::gradient_rest,
+      &LayerCost::gradient_bytes},
+     {"optimizer_bytes", &MemoryCost::optimizer_bytes, &MemoryCost::optimizer_rest,
+      &LayerCost::optimizer_bytes}}};
+/// Bytes of this kind that belong to no expert; 0 where that is not known.
+int64_t RestOf(const LayerCost& layer, const StateBytes& state);
 
 /// Most layers of a model, repeats counted.
 inline constexpr int kMaxModelLayers = 4096;
@@ -188,6 +208,36 @@ struct RankCost {
   std::optional<int64_t> memory_bytes = {};  ///< of its device; nothing: as of every rank
 
   bool operator==(const RankCost&) const = default;
+};
+
+/// How the devices of one rank split a model: matrices and tokens over tp, sequences over cp, the
+/// experts of a layer over ep groups, each expert over etp devices.
+struct Parallel {
+  int tp = 1, cp = 1, ep = 1, etp = 1;
+
+  /// Of one rank.
+  int devices() const { return std::max(tp * cp, ep * etp); }
+  /// Micro-batches that a rank works on at a time.
+  int batches() const { return devices() / (tp * cp); }
+  bool operator==(const Parallel&) const = default;
+};
+
+/// Why they cannot be so, or "".
+std::string FlawOf(const Parallel& parallel);
+
+/// Devices that hold the same parameters, those of experts and all others.
+struct Copies {
+  int64_t experts = 1, rest = 1;
+};
+/// Of one stage, in so many replicas of the pipeline.
+Copies CopiesOf(const Parallel& parallel, int data_parallel);
+
+/// The device that the costs are of.
+struct GpuCost {
+  std::string name;
+  std::optional<int64_t> memory_bytes = {};  ///< nothing: not known
+
+  bool operator==(const GpuCost&) const = default;
 };
 
 /// Layers of each stage in data-flow order, each at least 1.
@@ -220,6 +270,10 @@ void JoinAlike(std::vector<Entry>* entries) {
 struct CostModel {
   Unit unit = Unit::kUnit;
   std::string source;  ///< where the figures are from
+  // How the figures were made; nothing: not known.
+  std::optional<Parallel> parallel;
+  std::optional<GpuCost> gpu;
+  int64_t tokens = 0;  ///< of a micro-batch; 0: not known
   /// One entry: every stage alike; else one for each stage. Empty in costs that were read from a
   /// file with `moe` alone, until DeriveChunkCosts (compiler/lower/interleave.h) fills it in, and
   /// in costs with `layers`, until a partition (schedules/partition/stages.h) makes stages of them.

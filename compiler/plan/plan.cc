@@ -78,6 +78,10 @@ bool NeedsReduce(const Plan& plan, size_t copies) {
   return copies > 1 || plan.data_parallel > 1 || plan.expert_parallel > 1;
 }
 
+Parallel ParallelOf(const Plan& plan, const CostModel& costs) {
+  return costs.parallel.value_or(Parallel{.ep = plan.expert_parallel});
+}
+
 bool Plan::AllMoe() const {
   return std::ranges::all_of(stage_layers, [](const StageLayers& stage) {
     return std::ranges::all_of(stage, [](LayerKind kind) { return kind == LayerKind::kMoe; });

@@ -163,6 +163,9 @@ std::vector<std::vector<int>> HoldersOfStage(const Plan& plan);
 /// its copies, replicas or expert group.
 bool NeedsReduce(const Plan& plan, size_t copies);
 
+/// How the devices of a rank split the model: as the costs say, else over the plan's expert group.
+Parallel ParallelOf(const Plan& plan, const CostModel& costs);
+
 /// The costs of the stages of a plan (only its routes matter) as they are on the ranks they live
 /// on: durations divided by RankCost::speed, which is 1 afterwards; REDUCE, a message, takes as
 /// long as before. Throws Error if the costs list another number of ranks.

@@ -318,6 +318,10 @@ int64_t ParseMemoryLimit(const std::string& text, const Spec& spec, int stages) 
   return static_cast<int64_t>(limit);
 }
 
+Parallel ParallelOf(const Spec& spec) {
+  return spec.costs.parallel.value_or(Parallel{.ep = spec.expert_parallel.value_or(1)});
+}
+
 std::vector<int64_t> DevicesOf(const Spec& spec) {
   const std::vector<RankCost>& ranks = spec.costs.ranks;
   const auto limited = [](const RankCost& rank) { return rank.memory_bytes.has_value(); };
@@ -335,7 +339,13 @@ void CheckSpec(const Spec& spec) {
   CheckRange("`microbatches`", spec.microbatches, 1, kMaxMicrobatches);
   if (spec.chunks != 0) CheckRange("`chunks`", spec.chunks, 1, kMaxStages);
   CheckRange("`data_parallel`", spec.data_parallel, 1, kMaxDataParallel);
-  CheckRange("`expert_parallel`", spec.expert_parallel, 1, kMaxExpertParallel);
+  const int members = spec.expert_parallel.value_or(1), made_for = ParallelOf(spec).ep;
+  CheckRange("`expert_parallel`", members, 1, kMaxExpertParallel);
+  if (spec.expert_parallel && members != made_for) {
+    throw Error("`expert_parallel`: is " + std::to_string(members) + ", the costs are of ep " +
+                std::to_string(made_for) + "; leave it out, or give costs of ep " +
+                std::to_string(members));
+  }
   if (spec.memory_limit) CheckRange("`memory_limit`", *spec.memory_limit, 1, kMaxMemory);
   if (spec.device_memory) CheckRange("`device_memory`", *spec.device_memory, 1, kMaxMemory);
   const size_t listed = spec.costs.ranks.size();

@@ -128,12 +128,13 @@ Target ParseTarget(std::string_view name);
 
 /// What a schedule is generated for. CheckSpec says which values are in range.
 struct Spec {
-  std::string schedule;     ///< a name that FindSchedule knows
-  int ranks = 0;            ///< of one pipeline
-  int microbatches = 0;     ///< of one step
-  int chunks = 0;           ///< stages a rank holds; 0: the schedule's own default
-  int data_parallel = 1;    ///< replicas of the whole pipeline
-  int expert_parallel = 1;  ///< devices of one rank (plan/plan.h)
+  std::string schedule;   ///< a name that FindSchedule knows
+  int ranks = 0;          ///< of one pipeline
+  int microbatches = 0;   ///< of one step
+  int chunks = 0;         ///< stages a rank holds; 0: the schedule's own default
+  int data_parallel = 1;  ///< replicas of the whole pipeline
+  /// Devices of one rank (plan/plan.h); nothing: as the costs say, else 1.
+  std::optional<int> expert_parallel = {};
   /// Of the stages that the schedule makes, one for every stage, or of the layers of a model.
   CostModel costs;
   /// Bytes of activations a rank may hold; where the costs give no activation_bytes, activations.
@@ -151,6 +152,9 @@ struct Spec {
 
   bool operator==(const Spec&) const = default;
 };
+
+/// How the devices of a rank split the model: as the costs say, else over the expert group.
+Parallel ParallelOf(const Spec& spec);
 
 /// Bytes of each rank's device: Spec::device_memory or, where the costs give less for a rank
 /// (RankCost::memory_bytes), that; 2^62 for a rank without. Empty where no rank has any.

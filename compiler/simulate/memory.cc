@@ -271,20 +271,27 @@ std::vector<int> EdgesOfRank(const Plan& plan) {
 
 std::vector<MemoryFigures> FixedOf(const Plan& plan, const CostModel& costs) {
   const MemoryCost memory = costs.memory.value_or(MemoryCost{});
-  CheckStages("parameter_bytes", memory.parameter_bytes, plan.stages);
-  CheckStages("gradient_bytes", memory.gradient_bytes, plan.stages);
-  CheckStages("optimizer_bytes", memory.optimizer_bytes, plan.stages);
+  for (const StateBytes& state : kStateBytes) {
+    CheckStages(state.key, memory.*state.of_stages, plan.stages);
+  }
   const std::vector<std::vector<int>> stages = StagesOfRank(plan);
   const std::vector<int> edges = EdgesOfRank(plan);
-  const auto shared = [&](std::optional<int64_t> bytes, int from) {
-    const int64_t parts = memory.zero >= from ? plan.data_parallel : 1;
-    return bytes ? std::optional((*bytes + parts - 1) / parts) : bytes;
+  const Copies copies = CopiesOf(ParallelOf(plan, costs), plan.data_parallel);
+  const auto held = [&](const StateBytes& state, size_t r, int zero) {
+    const std::optional<int64_t> all = SumOf(memory.*state.of_stages, stages[r]);
+    if (!all || memory.zero < zero) return all;
+    const std::optional<int64_t> rest = SumOf(memory.*state.rest_of_stages, stages[r]);
+    const auto part = [](int64_t bytes, int64_t among) { return (bytes + among - 1) / among; };
+    // Bytes of no known kind may be of either.
+    if (!rest) return std::optional(part(*all, std::min(copies.experts, copies.rest)));
+    return std::optional(part(*all - *rest, copies.experts) + part(*rest, copies.rest));
   };
+  const auto& [parameters, gradients, optimizer] = kStateBytes;
   std::vector<MemoryFigures> ranks(static_cast<size_t>(plan.ranks));
   for (size_t r = 0; r < ranks.size(); ++r) {
-    ranks[r].parameters = SumOf(memory.parameter_bytes, stages[r]);
-    ranks[r].gradients = shared(SumOf(memory.gradient_bytes, stages[r]), 2);
-    ranks[r].optimizer = shared(SumOf(memory.optimizer_bytes, stages[r]), 1);
+    ranks[r].parameters = SumOf(memory.*parameters.of_stages, stages[r]);
+    ranks[r].gradients = held(gradients, r, 2);
+    ranks[r].optimizer = held(optimizer, r, 1);
     ranks[r].workspace = memory.workspace_bytes;
     if (plan.level != Level::kBuffer) ranks[r].messages = edges[r] * costs.comm.bytes;
   }

@@ -94,14 +94,13 @@ CostModel FoldEnds(const CostModel& costs) {
     const std::tuple<std::vector<Time> MoeCost::*, Time> parts[] = {
         {&MoeCost::attn_f, cost.f}, {&MoeCost::attn_b, cost.b}, {&MoeCost::attn_w, cost.w}};
     for (const auto& [times, time] : parts) ((*into.moe).*times).front() += layer->repeat * time;
-    const auto add = [&](auto LayerCost::*bytes) {
-      if ((*layer).*bytes) {
-        into.*bytes = (into.*bytes).value_or(0) + layer->repeat * *((*layer).*bytes);
+    for (const StateBytes& state : kStateBytes) {
+      std::optional<int64_t>& bytes = into.*state.of_layer;
+      if ((*layer).*state.of_layer) {
+        bytes = bytes.value_or(0) + layer->repeat * *((*layer).*state.of_layer);
       }
-    };
-    add(&LayerCost::parameter_bytes);
-    add(&LayerCost::gradient_bytes);
-    add(&LayerCost::optimizer_bytes);
+    }
+    if (into.rest_bytes) *into.rest_bytes += layer->repeat * layer->rest_bytes.value_or(0);
     into.activation_bytes += layer->repeat * layer->activation_bytes;
     into.w_stash_bytes += layer->repeat * layer->w_stash_bytes;
     into.cost.reduce += layer->repeat * layer->cost.reduce;

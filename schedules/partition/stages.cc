@@ -183,29 +183,35 @@ CostModel LayerStages::Of(const std::vector<std::pair<int, int>>& segments) {
   CostModel made;
   made.unit = costs_.unit;
   made.source = costs_.source;
+  made.parallel = costs_.parallel;
+  made.gpu = costs_.gpu;
+  made.tokens = costs_.tokens;
   made.comm = costs_.comm;
   made.host = costs_.host;
   made.microbatch_scale = costs_.microbatch_scale;
   MemoryCost memory;
   int64_t message = 0;
   bool holds = false;
-  std::pair<std::vector<int64_t>*, std::optional<int64_t> LayerCost::*> const known[] = {
-      {&memory.parameter_bytes, &LayerCost::parameter_bytes},
-      {&memory.gradient_bytes, &LayerCost::gradient_bytes},
-      {&memory.optimizer_bytes, &LayerCost::optimizer_bytes}};
   for (const auto& [first, last] : segments) {
     made.stages.push_back(CostOf(first, last));
     int64_t activation = 0, stash = 0;
     std::vector<LayerShare>& shares = made.shares.emplace_back();
-    for (const auto& [list, bytes] : known) list->push_back(0);
+    for (const StateBytes& state : kStateBytes) {
+      (memory.*state.of_stages).push_back(0);
+      (memory.*state.rest_of_stages).push_back(0);
+    }
     for (int i = first; i < last; ++i) {
       const LayerCost& layer = Layer(i);
       shares.push_back({CostOf(i, i + 1).f, layer.activation_bytes});
       activation += layer.activation_bytes;
       stash += layer.w_stash_bytes;
       const LayerCost* const shared = SharedElsewhere(layer, first, last);
-      for (const auto& [list, bytes] : known) {
-        list->back() += (layer.*bytes).value_or(0) + (shared ? (shared->*bytes).value_or(0) : 0);
+      for (const LayerCost* const holder : {&layer, shared}) {
+        if (holder == nullptr) continue;
+        for (const StateBytes& state : kStateBytes) {
+          (memory.*state.of_stages).back() += (holder->*state.of_layer).value_or(0);
+          (memory.*state.rest_of_stages).back() += RestOf(*holder, state);
+        }
       }
     }
     memory.activation_of.push_back(std::max<int64_t>(activation, 1));
@@ -222,9 +228,12 @@ CostModel LayerStages::Of(const std::vector<std::pair<int, int>>& segments) {
           static_cast<Time>(std::llround(units * static_cast<double>(TicksPerUnit(made.unit))));
     }
   }
-  for (const auto& [list, bytes] : known) {
-    const auto says = [at = bytes](const LayerCost& layer) { return (layer.*at).has_value(); };
-    if (std::none_of(costs_.layers.begin(), costs_.layers.end(), says)) list->clear();
+  for (const StateBytes& state : kStateBytes) {
+    const auto says = [&](const LayerCost& layer) { return (layer.*state.of_layer).has_value(); };
+    const auto knows = [](const LayerCost& layer) { return layer.rest_bytes.has_value(); };
+    const bool said = std::ranges::any_of(costs_.layers, says);
+    if (!said) (memory.*state.of_stages).clear();
+    if (!said || std::ranges::none_of(costs_.layers, knows)) (memory.*state.rest_of_stages).clear();
   }
   if (!holds) {
     memory.activation_of.clear();

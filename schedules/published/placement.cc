@@ -19,7 +19,7 @@ Plan EmptyPlan(const Spec& spec, int stages) {
   plan.stages = stages;
   plan.microbatches = spec.microbatches;
   plan.data_parallel = spec.data_parallel;
-  plan.expert_parallel = spec.expert_parallel;
+  plan.expert_parallel = ParallelOf(spec).ep;
   plan.programs.resize(static_cast<size_t>(spec.ranks));
   return plan;
 }

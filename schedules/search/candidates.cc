@@ -306,9 +306,11 @@ void RepartitionMemory(int from, int to, MemoryCost* memory) {
     if (memory->activation_of.size() == 1) memory->activation_of.clear();
     if (memory->stash_of.size() == 1) memory->stash_of.clear();
   }
-  memory->parameter_bytes = SpreadBytes(memory->parameter_bytes, from, to);
-  memory->gradient_bytes = SpreadBytes(memory->gradient_bytes, from, to);
-  memory->optimizer_bytes = SpreadBytes(memory->optimizer_bytes, from, to);
+  for (const StateBytes& state : kStateBytes) {
+    for (auto* list : {&(memory->*state.of_stages), &(memory->*state.rest_of_stages)}) {
+      *list = SpreadBytes(*list, from, to);
+    }
+  }
 }
 
 /// Those of a stage among the layers of several: what they take and hold, not a share of it.

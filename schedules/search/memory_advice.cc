@@ -90,7 +90,10 @@ std::string DeviceAdvice(const Spec& spec) {
   for (size_t i = 1; i < ways.size(); ++i) {
     text += (i + 1 < ways.size() ? ", " : ", or ") + ways[i];
   }
-  return text;
+  const std::optional<GpuCost>& gpu = spec.costs.gpu;
+  if (!gpu || !gpu->memory_bytes || spec.device_memory != gpu->memory_bytes) return text;
+  return text + "; this is the memory of " + gpu->name +
+         " in the costs, `device_memory` none lifts it";
 }
 
 }  // namespace contraflow

@@ -121,7 +121,8 @@ TEST_SUITE("unit") {
          "c.json: has both \"stage\" (every stage alike) and \"stages\" (one each); keep one"},
         {With("\"memmory\": {}"),
          "c.json: unknown key \"memmory\" (did you mean \"memory\"?); known are: unit, source, "
-         "stage, stages, layers, partition, partition_of, comm, host, moe, overlap, memory, ranks, "
+         "parallel, gpu, tokens, stage, stages, layers, partition, partition_of, comm, host, moe, "
+         "overlap, memory, ranks, "
          "microbatch_scale"},
         {With("\"source\": \"a\\u0007\""),
          "c.json: /source: must have no control characters, is \"a\\u0007\""},
@@ -356,6 +357,55 @@ TEST_SUITE("unit") {
     CHECK(read(R"({"values": {"rows": 3}, "w_stash_bytes": 1})").w_stash_bytes == 1);
   }
 
+  TEST_CASE("how costs were made, and the parameters of experts") {
+    const std::string made = R"("parallel": {"tp": 2, "ep": 32}, "gpu": {"name": "h100",
+        "memory_bytes": "80GB"}, "tokens": 4096)";
+    CostModel costs = ReadCosts(With(made), "c.json");
+    CHECK(costs.parallel == Parallel{.tp = 2, .cp = 1, .ep = 32, .etp = 1});
+    CHECK(costs.parallel->devices() == 32);
+    CHECK(costs.parallel->batches() == 16);
+    CHECK(costs.gpu == GpuCost{"h100", 80'000'000'000});
+    CHECK(costs.tokens == 4096);
+    CHECK(WriteCosts(costs).find("\"parallel\": {\"tp\": 2, \"cp\": 1, \"ep\": 32, \"etp\": 1}") !=
+          std::string::npos);
+    CHECK(ReadCosts(WriteCosts(costs), "again") == costs);
+    CHECK(Read(With(R"("parallel": {"tp": 0})")) ==
+          "c.json: /parallel/tp: must be a number of devices in 1..1024, is 0");
+    CHECK(Read(With(R"("parallel": {"tp": 4, "ep": 6})")) ==
+          "c.json: /parallel: tp x cp is 4 and ep x etp is 6; one must be a multiple of the other");
+    CHECK(Read(With(R"("parallel": {"dp": 2})")).starts_with("c.json: /parallel: unknown key"));
+    CHECK(Read(With(R"("gpu": {"memory_bytes": 0})")).starts_with("c.json: /gpu/memory_bytes: "));
+    // Bytes that a layer does not divide are of no expert, where others divide theirs; gradients
+    // and optimizer state divide as parameters do.
+    const auto layers = [](const std::string& first) {
+      return R"({"unit": "us", "layers": [{"name": "a", "f": 1, "b": 1, "w": 1,
+          "parameter_bytes": )" +
+             first + R"(, "gradient_bytes": 60}, {"name": "b", "f": 1, "b": 1, "w": 1,
+          "parameter_bytes": 7, "optimizer_bytes": 42}]})";
+    };
+    costs = ReadCosts(layers(R"({"experts": 20, "rest": 10})"), "c.json");
+    CHECK(costs.layers[0].parameter_bytes == 30);
+    CHECK(costs.layers[0].rest_bytes == 10);
+    CHECK(RestOf(costs.layers[0], kStateBytes[1]) == 20);
+    CHECK(RestOf(costs.layers[1], kStateBytes[2]) == 42);
+    CHECK(ReadCosts(WriteCosts(costs), "again") == costs);
+    CHECK_FALSE(ReadCosts(layers("30"), "c.json").layers[1].rest_bytes);
+    CHECK(Read(layers(R"({"expert": 1})")).starts_with("c.json: /layers/0/parameter_bytes: unk"));
+    const auto rest = [](const std::string& bytes) {
+      return With(R"("memory": {"activation_bytes": 1, "parameter_bytes": [5, 9], "rest": )" +
+                  bytes + "}");
+    };
+    costs = ReadCosts(rest(R"({"parameter_bytes": [5, 1]})"), "c.json");
+    CHECK(costs.memory->parameter_rest == std::vector<int64_t>{5, 1});
+    CHECK(ReadCosts(WriteCosts(costs), "again") == costs);
+    for (const char* wrong : {R"({"parameter_bytes": [6, 1]})", R"({"parameter_bytes": [5]})",
+                              R"({"parameter_bytes": 1})"}) {
+      CHECK(Read(rest(wrong)) ==
+            "c.json: /memory/rest/parameter_bytes: must be part of \"parameter_bytes\", with an "
+            "entry for each of its entries");
+    }
+  }
+
   TEST_CASE("the written document is the one of the contract") {
     CHECK(WriteCosts(ReadCosts(With(R"("source": "me", "comm": {"time": 0.1})"), "c")) ==
           "{\n"
@@ -410,6 +460,9 @@ TEST_SUITE("property") {
       CAPTURE(i);
       CostModel costs;
       costs.unit = static_cast<Unit>(random() % 5);
+      if (i % 2 == 0) costs.parallel = {.tp = 2, .cp = 1, .ep = 4, .etp = 1};
+      if (i % 3 == 0) costs.gpu = {.name = "h100", .memory_bytes = 80'000'000'000};
+      if (i % 5 == 0) costs.tokens = 4096;
       if (random() % 2 == 0) costs.source = "figures \"of\" a\\b \xC3\xA9";
       const auto stages = 1 + random() % 4;
       for (size_t s = 0; s < stages; ++s) {
@@ -435,6 +488,7 @@ TEST_SUITE("property") {
                                   .parameter_bytes = {static_cast<int64_t>(random() % 3)},
                                   .optimizer_bytes = {7, 0, 9}};
         if (random() % 2 == 0) costs.memory->values.assign(kValueCount, 64);
+        if (i % 2 == 0) costs.memory->optimizer_rest = {6, 0, 9};
       }
       if (random() % 2 == 0) {
         MoeCost moe;

@@ -61,6 +61,15 @@ TEST_SUITE("unit") {
     }
     spec.expert_parallel = 1024;
     CHECK(Failure([&] { CheckSpec(spec); }) == "accepted");
+    spec.expert_parallel = 4;
+    spec.costs.parallel = {.ep = 8};
+    CHECK(Failure([&] { CheckSpec(spec); }) ==
+          "`expert_parallel`: is 4, the costs are of ep 8; leave it out, or give costs of ep 4");
+    for (const std::optional<int> members : {std::optional<int>(8), std::optional<int>()}) {
+      spec.expert_parallel = members;
+      CHECK(Failure([&] { CheckSpec(spec); }) == "accepted");
+      CHECK(ParallelOf(spec).ep == 8);
+    }
     spec.memory_limit = 0;
     CHECK(Failure([&] { CheckSpec(spec); }) ==
           "`memory_limit`: must be in 1..4611686018427387904, is 0");

@@ -32,6 +32,19 @@ CostModel RandomBytes(std::mt19937_64* random, int stages) {
     memory.gradient_bytes.push_back(draw(0, 60));
     memory.optimizer_bytes.push_back(draw(0, 90));
   }
+  if (draw(0, 1) == 1) {
+    for (const StateBytes& state : kStateBytes) {
+      for (const int64_t all : memory.*state.of_stages) {
+        (memory.*state.rest_of_stages).push_back(draw(0, static_cast<int>(all)));
+      }
+    }
+  }
+  if (draw(0, 1) == 1) {
+    costs.parallel = {.tp = 1 << draw(0, 2),
+                      .cp = 1 << draw(0, 1),
+                      .ep = 1 << draw(0, 3),
+                      .etp = 1 << draw(0, 1)};
+  }
   costs.comm.bytes = draw(0, 4);
   costs.memory = memory;
   return costs;
@@ -43,6 +56,7 @@ int64_t MostHeld(const Plan& plan, const CostModel& costs) {
   int64_t most = 0;
   for (int r = 0; r < plan.ranks; ++r) {
     int64_t parameters = 0, gradients = 0, optimizer = 0, held = 0, peak = 0, edges = 0;
+    int64_t rest_gradients = 0, rest_optimizer = 0;
     for (int s = 0; s < plan.stages; ++s) {
       const auto at = static_cast<size_t>(s);
       bool here = false;
@@ -51,6 +65,9 @@ int64_t MostHeld(const Plan& plan, const CostModel& costs) {
       parameters += memory.parameter_bytes[at];
       gradients += memory.gradient_bytes[at];
       optimizer += memory.optimizer_bytes[at];
+      if (memory.optimizer_rest.empty()) continue;
+      rest_gradients += memory.gradient_rest[at];
+      rest_optimizer += memory.optimizer_rest[at];
     }
     for (int other = 0; other < plan.ranks; ++other) {
       bool neighbour = false;
@@ -67,12 +84,18 @@ int64_t MostHeld(const Plan& plan, const CostModel& costs) {
       if (HasBackward(i.op)) held -= memory.activation_bytes - memory.w_stash_bytes;
       if (HasWeight(i.op)) held -= memory.w_stash_bytes;
     }
-    const auto part = [&](int64_t bytes, int from) {
+    const Parallel split = costs.parallel.value_or(Parallel{.ep = plan.expert_parallel});
+    const int devices = std::max(split.tp * split.cp, split.ep * split.etp) * plan.data_parallel;
+    const int hold_rest = devices / split.tp, hold_expert = devices / (split.ep * split.etp);
+    const auto part = [&](int64_t bytes, int64_t rest, int from) {
       if (memory.zero < from) return bytes;
-      return (bytes + plan.data_parallel - 1) / plan.data_parallel;
+      const auto up = [](int64_t whole, int parts) { return (whole + parts - 1) / parts; };
+      if (memory.optimizer_rest.empty()) return up(bytes, std::min(hold_rest, hold_expert));
+      return up(bytes - rest, hold_expert) + up(rest, hold_rest);
     };
-    most = std::max(most, parameters + part(gradients, 2) + part(optimizer, 1) + peak +
-                              edges * costs.comm.bytes + memory.workspace_bytes);
+    most = std::max(most, parameters + part(gradients, rest_gradients, 2) +
+                              part(optimizer, rest_optimizer, 1) + peak + edges * costs.comm.bytes +
+                              memory.workspace_bytes);
   }
   return most;
 }
@@ -89,6 +112,7 @@ TEST_SUITE("property") {
         spec.data_parallel = 1 + static_cast<int>(random() % 4);
         if (!schedule->reject(spec).empty()) continue;
         spec.costs = RandomBytes(&random, schedule->stages(spec));
+        if (!spec.costs.parallel) spec.expert_parallel = 1 + static_cast<int>(random() % 3);
         CAPTURE(spec.schedule);
         CAPTURE(round);
         const Plan plan = Compile(spec, {.level = Level::kCompute});

@@ -260,6 +260,16 @@ TEST_SUITE("unit") {
     const auto arguments = Arguments(WriteMegatronLayout(plan, {}));
     CHECK(arguments.at("--global-batch-size") == std::to_string(19 * 8));
     CHECK(arguments.at("--expert-model-parallel-size") == "2");
+    // What the costs were made for comes along: 8 devices a rank, 4 of which share a micro-batch.
+    plan.expert_parallel = 8;
+    plan.costs = UniformCosts(1, 1, 1);
+    plan.costs->parallel = {.tp = 2, .cp = 2, .ep = 8, .etp = 1};
+    const auto made = Arguments(WriteMegatronLayout(plan, {}));
+    CHECK(made.at("--tensor-model-parallel-size") == "2");
+    CHECK(made.at("--context-parallel-size") == "2");
+    CHECK(made.at("--expert-model-parallel-size") == "8");
+    CHECK(made.at("--expert-tensor-parallel-size") == "1");
+    CHECK(made.at("--global-batch-size") == std::to_string(19 * 4 * 2));
   }
 
   TEST_CASE("megatron: why it cannot run a plan") {

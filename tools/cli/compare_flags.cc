@@ -22,6 +22,7 @@ void AddCompareOptions(CLI::App* app, CompareFlags* flags) {
           "contraflow compile --help");
   AddInteger(app, "--data-parallel", &flags->data_parallel, "N",
              "replicas of the pipeline (default: 1)");
+  AddExpertParallel(app, &flags->expert_parallel);
   AddDeviceMemoryOptions(app, &flags->device_memory);
   AddSearchOptions(app, &flags->search);
   app->add_option("--recompute", flags->recompute,
@@ -46,6 +47,7 @@ CompareRequest ResolveCompare(const CompareFlags& flags, std::vector<std::string
                .microbatches = 0,
                .chunks = flags.chunks,
                .data_parallel = flags.data_parallel,
+               .expert_parallel = ExpertParallelOf(flags.expert_parallel),
                .costs = ResolveCosts(flags.costs, UnitCosts(), assumed),
                .memory_limit = {},
                .search = ResolveSearch(flags.search),

@@ -27,7 +27,7 @@ Spec SpecOf(const CompileFlags& flags, const CostModel& costs) {
           .microbatches = flags.microbatches,
           .chunks = flags.chunks,
           .data_parallel = flags.data_parallel,
-          .expert_parallel = flags.expert_parallel,
+          .expert_parallel = ExpertParallelOf(flags.expert_parallel),
           .costs = costs,
           .memory_limit = {},
           .search = ResolveSearch(flags.search),
@@ -57,9 +57,10 @@ void CheckDevice(const CompileFlags& flags) {
 void SetLayerBytes(const MemoryCost& of_layers, CostModel* costs) {
   size_t at = 0;
   for (LayerCost& layer : costs->layers) {
-    layer.parameter_bytes = of_layers.parameter_bytes[at];
-    layer.gradient_bytes = of_layers.gradient_bytes[at];
-    layer.optimizer_bytes = of_layers.optimizer_bytes[at];
+    for (const StateBytes& state : kStateBytes) {
+      layer.*state.of_layer = (of_layers.*state.of_stages)[at];
+    }
+    layer.rest_bytes.reset();
     layer.activation_bytes = of_layers.activation_bytes;
     layer.w_stash_bytes = of_layers.w_stash_bytes;
     if (layer.moe) layer.moe->values.clear();
@@ -81,12 +82,17 @@ CostModel CostsOf(const CompileFlags& flags, const Schedule& schedule,
   }
   CheckDevice(flags);
   if (!flags.model) return costs;
+  // The model is another than that of the costs, on other devices.
+  costs.parallel.reset();
+  costs.gpu.reset();
+  costs.tokens = 0;
   const bool on_gpus = flags.device == "cuda";
   Model model = ReadModel(*flags.model);
   if (flags.capacity) model.capacity_factor = static_cast<float>(*flags.capacity);
   const auto footprint = [&](int stages, int layers) {
-    return on_gpus ? GpuFootprintOf(model, stages, layers, flags.expert_parallel)
-                   : FootprintOf(model, stages, layers, flags.expert_parallel);
+    const int members = ExpertParallelOf(flags.expert_parallel).value_or(1);
+    return on_gpus ? GpuFootprintOf(model, stages, layers, members)
+                   : FootprintOf(model, stages, layers, members);
   };
   if (HasComponents(costs.layers)) {
     costs = FoldEnds(costs);
@@ -122,8 +128,7 @@ void AddCompileOptions(CLI::App* app, CompileFlags* flags) {
   AddInteger(app, "--chunks", &flags->chunks, "V", "stages per rank (default: the schedule's)", 1);
   AddInteger(app, "--data-parallel", &flags->data_parallel, "N",
              "replicas of the pipeline, whose gradients are summed (default: 1)");
-  AddInteger(app, "--expert-parallel", &flags->expert_parallel, "N",
-             "devices per rank, which split its experts (default: 1)");
+  AddExpertParallel(app, &flags->expert_parallel);
   AddCostsOptions(app, &flags->costs, "f = b = w = 1, without a unit of time");
   app->add_option(
          "--model", flags->model,

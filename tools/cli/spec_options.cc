@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <limits>
 #include <utility>
 
 #include "compiler/files/cost_io.h"
@@ -274,14 +275,27 @@ CostModel CostsForPlan(const CostsOption& option, const Plan& plan,
   });
 }
 
+void AddExpertParallel(CLI::App* app, std::optional<int64_t>* members) {
+  AddInteger(app, "--expert-parallel", members, "N",
+             "devices per rank, which split its experts (default: what the costs\nsay, else 1)");
+}
+
+std::optional<int> ExpertParallelOf(const std::optional<int64_t>& members) {
+  if (!members) return std::nullopt;
+  return static_cast<int>(std::min<int64_t>(*members, std::numeric_limits<int>::max()));
+}
+
 void AddDeviceMemoryOptions(CLI::App* app, DeviceMemoryOption* option) {
   app->add_option("--device-memory", option->bytes,
                   "bytes of a rank's device, such as 80GB, for all that it holds:\nparameters (of "
-                  "every copy), gradients, optimizer state,\nactivations, messages and workspace")
-      ->type_name("BYTES");
-  AddInteger(app, "--zero", &option->zero, "N",
-             "ZeRO stage: replicas (--data-parallel) share the optimizer state\n(1), and gradients "
-             "too (2) (default: what the costs say, else 0)");
+                  "every copy), gradients, optimizer state,\nactivations, messages and workspace "
+                  "(default: that of the GPU in the\ncosts; none: no limit)")
+      ->type_name("BYTES|none");
+  AddInteger(
+      app, "--zero", &option->zero, "N",
+      "ZeRO stage: devices that hold the same parameters share the optimizer\nstate (1), and "
+      "gradients too (2): those of experts over replicas\n(--data-parallel), all others over "
+      "the expert group, too (default: what\nthe costs say, else 0)");
 }
 
 namespace {
@@ -303,6 +317,22 @@ void CheckShared(const CostModel& costs, int64_t zero) {
               std::string(zero == 2 ? "\"gradient_bytes\" and " : "") + "\"optimizer_bytes\"");
 }
 
+/// Throws UsageError if no two devices hold the same parameters, as far as the costs know.
+void CheckSharing(const Spec& spec, int64_t zero) {
+  const Copies copies = CopiesOf(ParallelOf(spec), spec.data_parallel);
+  const auto knows = [](const LayerCost& layer) { return layer.rest_bytes.has_value(); };
+  const bool known = (spec.costs.memory && !spec.costs.memory->parameter_rest.empty()) ||
+                     std::ranges::any_of(spec.costs.layers, knows);
+  const int64_t most = std::max(copies.experts, copies.rest);
+  if (std::min(copies.experts, copies.rest) > 1 || (known && most > 1)) return;
+  throw UsageError("--zero " + std::to_string(zero) +
+                   ": is what replicas share, and there is one; give --data-parallel N, " +
+                   (most > 1 ? "costs that tell the bytes of experts from the rest, which an "
+                               "expert group shares, "
+                             : "") +
+                   "or leave --zero out");
+}
+
 }  // namespace
 
 void ApplyDeviceMemory(const DeviceMemoryOption& option, Spec* spec) {
@@ -312,22 +342,22 @@ void ApplyDeviceMemory(const DeviceMemoryOption& option, Spec* spec) {
       throw UsageError("--zero: must be 0, 1 or 2, is " + std::to_string(*option.zero));
     }
     CheckShared(costs, *option.zero);
-    if (*option.zero > 0 && spec->data_parallel == 1) {
-      throw UsageError("--zero " + std::to_string(*option.zero) +
-                       ": is what replicas share, and there is one; give --data-parallel N, or "
-                       "leave --zero out");
-    }
+    if (*option.zero > 0) CheckSharing(*spec, *option.zero);
     if (*option.zero > 0 && !costs.memory) costs.memory.emplace();
     if (costs.memory) costs.memory->zero = static_cast<int>(*option.zero);
   }
-  if (!option.bytes) return;
+  const bool holds = Says(costs, &MemoryCost::parameter_bytes, &LayerCost::parameter_bytes);
+  if (!option.bytes && costs.gpu && CountsBytes(costs) && holds) {
+    spec->device_memory = costs.gpu->memory_bytes;
+  }
+  if (!option.bytes || *option.bytes == "none") return;
   spec->device_memory = ReadOption([&] { return ParseBytes(*option.bytes, "`device_memory`"); });
   if (!CountsBytes(costs)) {
     throw Error(
         "--device-memory: the costs do not say what activations take; give costs with "
         "\"activation_bytes\"");
   }
-  if (!Says(costs, &MemoryCost::parameter_bytes, &LayerCost::parameter_bytes)) {
+  if (!holds) {
     throw Error(
         "--device-memory: the costs do not say what parameters take; give costs with "
         "\"parameter_bytes\" (0 where a model has none)");

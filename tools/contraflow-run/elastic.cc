@@ -58,8 +58,10 @@ MemoryCost MergeMemory(MemoryCost memory, int before, int after) {
   }
   grow(&memory.activation_bytes);
   grow(&memory.w_stash_bytes);
-  for (auto* list : {&memory.parameter_bytes, &memory.gradient_bytes, &memory.optimizer_bytes}) {
-    if (!list->empty()) *list = {static_cast<int64_t>(std::ceil(ShareOf(*list, before, after)))};
+  for (const StateBytes& state : kStateBytes) {
+    for (auto* list : {&(memory.*state.of_stages), &(memory.*state.rest_of_stages)}) {
+      if (!list->empty()) *list = {static_cast<int64_t>(std::ceil(ShareOf(*list, before, after)))};
+    }
   }
   return memory;
 }

@@ -16,7 +16,7 @@ namespace {
 
 struct CostsInitOptions {
   std::string config, gpu, out = "-", dtype = "bf16";
-  int tp = 1, ep = 1, seq = 4096, micro_batch = 1;
+  int tp = 1, ep = 1, etp = 1, seq = 4096, micro_batch = 1;
   std::vector<std::string> efficiencies;
   double wait = CostSetup().wait;
   std::vector<CLI::Option*> of_model;  ///< the options that say something about --hf
@@ -31,6 +31,7 @@ CostSetup SetupOf(const CostsInitOptions& options) {
   }
   setup.tensor_parallel = options.tp;
   setup.expert_parallel = options.ep;
+  setup.expert_tensor = options.etp;
   setup.sequence = options.seq;
   setup.micro_batch = options.micro_batch;
   setup.fp8 = options.dtype == "fp8";
@@ -68,7 +69,9 @@ std::function<int()> AddCostsInit(CLI::App* init) {
   of_model(
       AddInteger(init, "--tp", &options->tp, "N", "GPUs that split each matrix (default: 1)", 1));
   of_model(AddInteger(init, "--ep", &options->ep, "N",
-                      "such groups that split the experts (default: 1)", 1));
+                      "groups of GPUs that split the experts (default: 1)", 1));
+  of_model(AddInteger(init, "--etp", &options->etp, "N",
+                      "GPUs that split each expert, at most --tp (default: 1)", 1));
   of_model(
       AddInteger(init, "--seq", &options->seq, "N", "tokens of a sequence (default: 4096)", 1));
   of_model(AddInteger(init, "--micro-batch", &options->micro_batch, "N",

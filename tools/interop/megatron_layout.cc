@@ -184,8 +184,15 @@ std::string WriteMegatronLayout(const Plan& plan, const std::optional<std::strin
   if (const int64_t mtp = CountOf(layout, 'm'); mtp > 0) {
     add("--mtp-num-layers", std::to_string(mtp));
   }
-  if (plan.expert_parallel > 1) {
-    add("--expert-model-parallel-size", std::to_string(plan.expert_parallel));
+  const CostModel costs = plan.costs.value_or(CostModel());
+  const Parallel parallel = ParallelOf(plan, costs);
+  if (parallel.tp > 1) add("--tensor-model-parallel-size", std::to_string(parallel.tp));
+  if (parallel.cp > 1) add("--context-parallel-size", std::to_string(parallel.cp));
+  if (parallel.ep > 1) add("--expert-model-parallel-size", std::to_string(parallel.ep));
+  // Megatron's own default is tp.
+  const bool experts = parallel.ep > 1 || (costs.memory && !costs.memory->parameter_rest.empty());
+  if (costs.parallel && experts) {
+    add("--expert-tensor-parallel-size", std::to_string(parallel.etp));
   }
   if (const std::optional<RecomputeExtent> extent = Recomputes(plan)) {
     add("--recompute-granularity", "full");
@@ -196,7 +203,7 @@ std::string WriteMegatronLayout(const Plan& plan, const std::optional<std::strin
   }
   add("--micro-batch-size", "1");
   add("--global-batch-size",
-      std::to_string(int64_t{plan.microbatches} * plan.data_parallel * plan.expert_parallel));
+      std::to_string(int64_t{plan.microbatches} * plan.data_parallel * parallel.batches()));
   return text;
 }
 

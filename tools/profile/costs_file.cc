@@ -58,8 +58,10 @@ std::string Heading(const ModelShape& model, const CostSetup& setup, const Model
     text += ")";
   }
   text += "\n// split      tp " + std::to_string(setup.tensor_parallel) + ", ep " +
-          std::to_string(setup.expert_parallel) + ": " + Count(costs.parameters) +
-          " parameters on a device that had all layers\n";
+          std::to_string(setup.expert_parallel) + ", etp " + std::to_string(setup.expert_tensor) +
+          ": " + Count(costs.parameters) + " parameters on a device that had all layers" +
+          (model.moe.experts > 0 && setup.expert_tensor == 1 ? "; each expert is on one device\n"
+                                                             : "\n");
   text += "// step       micro-batches of " + std::to_string(setup.micro_batch) + " x " +
           std::to_string(setup.sequence) + " tokens; matmuls in " + (setup.fp8 ? "fp8" : "bf16") +
           "; tokens spread evenly over experts; nothing recomputed\n";
@@ -106,7 +108,7 @@ std::string PartsText(const LayerEstimate& layer) {
 }
 
 std::string ExchangeText(const LayerEstimate& layer, const CostSetup& setup) {
-  const bool node = setup.expert_parallel * setup.tensor_parallel <= kGpusOfNode;
+  const bool node = setup.experts_in_node();
   const Time latency = node ? kNodeLatency : kNetworkLatency;
   const Time compute = layer.f + layer.b + layer.w;
   std::string text = "all-to-all over " + std::string(node ? "NVLink" : "the network") + ": " +
@@ -181,6 +183,10 @@ std::string LayerJson(const LayerEstimate& layer) {
   }
   Json bytes = Json::object();
   bytes["parameter_bytes"] = layer.parameter_bytes;
+  if (layer.work.expert_parameters > 0) {
+    const auto experts = static_cast<int64_t>(layer.work.expert_parameters * kParameterBytes);
+    bytes["parameter_bytes"] = {{"experts", experts}, {"rest", layer.parameter_bytes - experts}};
+  }
   bytes["gradient_bytes"] = layer.gradient_bytes;
   bytes["optimizer_bytes"] = layer.optimizer_bytes;
   bytes["activation_bytes"] = layer.activation_bytes;
@@ -218,7 +224,16 @@ std::string WriteCostsByLayer(const ModelShape& model, const CostSetup& setup,
                     ", ep " + std::to_string(setup.expert_parallel) + ", micro-batches of " +
                     std::to_string(setup.micro_batch) + " x " + std::to_string(setup.sequence) +
                     " tokens, " + (setup.fp8 ? "fp8" : "bf16")) +
-          ",\n\"layers\": [\n";
+          ",\n";
+  Json made = {{"parallel", ParallelToJson(setup.parallel())},
+               {"gpu", {{"name", setup.gpu->name}, {"memory_bytes", setup.gpu->memory}}},
+               {"tokens", setup.tokens()}};
+  for (const auto& [key, value] : made.items()) {
+    text += "\"" + key + "\": ";
+    WriteJson(value, &text);
+    text += ",\n";
+  }
+  text += "\"layers\": [\n";
   std::vector<std::string> shown;
   for (size_t i = 0; i < costs.layers.size(); ++i) {
     const LayerEstimate& layer = costs.layers[i];

@@ -61,8 +61,8 @@ MoeCost ComponentsOf(const LayerEstimate& layer, const CostSetup& setup) {
   Time dispatch = 0, combine = 0;
   if (layer.work.exchanges) {
     const auto compute = static_cast<double>(layer.f + layer.b + layer.w);
-    const bool node = setup.expert_parallel * setup.tensor_parallel <= kGpusOfNode;
-    const Time wait = std::llround(compute * setup.wait) + (node ? kNodeLatency : kNetworkLatency);
+    const Time wait = std::llround(compute * setup.wait) +
+                      (setup.experts_in_node() ? kNodeLatency : kNetworkLatency);
     dispatch = wait + TransferTime(layer.work.dispatch, setup);
     combine = wait + TransferTime(layer.work.combine, setup);
   }

@@ -121,7 +121,9 @@ void AddNorms(WorkBuilder* builder, const char* name, int64_t norms) {
 }
 
 /// Before a half of a layer, and behind it; the weight gradient needs what was gathered again.
-void AddGathers(int64_t rows, WorkBuilder* builder) { builder->AddGather(rows, 2, 2, 1); }
+void AddGathers(int64_t rows, int64_t devices, WorkBuilder* builder) {
+  builder->AddGather(rows, devices, 2, 2, 1);
+}
 
 void AddResidual(WorkBuilder* builder) {
   builder->AddMemory("residual", builder->own_tokens, builder->hidden, 3 * kBf16, 0);
@@ -162,7 +164,7 @@ void AddAttention(const BlockShape& layer, WorkBuilder* builder) {
   const bool outer = work.model.norms == 4;
   AddNorms(builder, "norms", outer ? 3 : 2);
   AddResidual(builder);
-  AddGathers(work.tokens, builder);
+  AddGathers(work.tokens, work.tp, builder);
   work.Keep("input", KeptUntil::kB, work.own_tokens, work.hidden, kBf16, Value::input);
   work.Keep("input, normed", KeptUntil::kW, work.own_tokens, work.hidden, work.cast);
   if (work.model.attention.latents()) {
@@ -192,7 +194,7 @@ void AddDenseMlp(WorkBuilder* builder) {
     AddNorms(builder, "norm", 1);
     work.Keep("MLP's output before its norm", KeptUntil::kB, work.own_tokens, work.hidden, kBf16);
   }
-  AddGathers(work.tokens, builder);
+  AddGathers(work.tokens, work.tp, builder);
   AddGatedMlp("", work.tokens, work.model.dense_width / work.tp, 1, WorkKind::kMatmul,
               work.model.mlp_bias, builder);
   work.Keep("gradient of MLP's output", KeptUntil::kFromBToW, work.own_tokens, work.hidden,
@@ -215,23 +217,23 @@ void AddRouter(WorkBuilder* builder) {
 void AddExperts(WorkBuilder* builder) {
   WorkBuilder& work = *builder;
   const MoeDims& moe = work.model.moe;
-  const int64_t ep = work.setup.expert_parallel;
-  // Tokens are spread evenly: as many rows as those of this device visit.
-  const int64_t rows = work.tokens * moe.top_k;
+  const int64_t ep = work.setup.expert_parallel, etp = work.setup.expert_tensor;
+  // Tokens are spread evenly: as many rows as those of the devices that split an expert visit.
+  const int64_t rows = work.own_tokens * etp * moe.top_k;
   AddResidual(builder);
-  AddGathers(rows, builder);
+  AddGathers(rows, etp, builder);
   // Into the order of the experts, and out of it.
   work.AddMemory("rows to experts", rows, work.hidden, 2 * work.cast, 2 * work.cast);
-  AddGatedMlp("experts' ", rows, moe.width / work.tp, moe.experts / ep, WorkKind::kExperts,
+  AddGatedMlp("experts' ", rows, moe.width / etp, moe.experts / ep, WorkKind::kExperts,
               moe.expert_bias, builder);
   work.AddMemory("rows from experts", rows, work.hidden, 2 * kBf16, 2 * kBf16);
   // Rows that come from no other device are made by the half that uses them, as all else in it.
-  work.Keep("rows", KeptUntil::kW, rows / work.tp, work.hidden, work.cast,
+  work.Keep("rows", KeptUntil::kW, rows / etp, work.hidden, work.cast,
             ep > 1 ? std::optional(Value::rows) : std::nullopt);
-  work.Keep("gradients of rows from experts", KeptUntil::kFromBToW, rows / work.tp, work.hidden,
+  work.Keep("gradients of rows from experts", KeptUntil::kFromBToW, rows / etp, work.hidden,
             work.cast);
   if (moe.shared_width > 0) {
-    AddGathers(work.tokens, builder);
+    AddGathers(work.tokens, work.tp, builder);
     AddGatedMlp("shared ", work.tokens, moe.shared_width / work.tp, 1, WorkKind::kMatmul, false,
                 builder);
     if (moe.shared_gate) work.AddParameters(work.hidden);

@@ -52,7 +52,7 @@ struct AllToAll {
 struct WorkOfLayer {
   std::vector<LayerPart> parts;
   std::vector<Kept> kept;
-  double parameters = 0;
+  double parameters = 0, expert_parameters = 0;  ///< of these those of experts
   bool halves = false;  ///< attention, and MLP or experts; embedding and head have none
   /// With experts on several devices: dispatch (also of the gradients of what combine put out), and
   /// combine (also of the gradients of what was dispatched).

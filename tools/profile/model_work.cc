@@ -11,7 +11,7 @@ constexpr const char* kBothInputs = "both inputs";
 /// What each device sends for a token that visits `copies` other places, over a link.
 AllToAll Exchange(const WorkBuilder& work, int64_t bytes) {
   const MoeDims& moe = work.model.moe;
-  const int64_t devices = work.setup.expert_parallel * work.tp;
+  const int64_t devices = work.setup.expert_parallel * work.setup.expert_tensor;
   const int64_t nodes = std::max<int64_t>(1, (devices + kGpusOfNode - 1) / kGpusOfNode);
   // A token that is kept to some groups goes once to each node of theirs, and from there to its
   // experts; else there is a copy for each expert.
@@ -63,7 +63,7 @@ WorkOfLayer EmbeddingWork(const ModelShape& model, const CostSetup& setup) {
   const int64_t rows = (model.vocabulary + work.tp - 1) / work.tp;
   // Backward, a row of the fp32 gradient is read and written for each token.
   work.AddMemory("rows of the embedding", work.tokens, work.hidden, 2 * kBf16, 0, kBf16 + 8);
-  work.AddGather(work.tokens, 1, 0, 1);
+  work.AddGather(work.tokens, work.tp, 1, 0, 1);
   if (!model.tied) work.AddParameters(rows, model.hidden);
   work.Keep("tokens", KeptUntil::kW, work.tokens, 1, 4);
   work.work()->output_bytes = Message(work);
@@ -106,7 +106,7 @@ WorkOfLayer HeadWork(const ModelShape& model, const CostSetup& setup) {
   const int64_t rows = times * work.tokens;
   work.AddMemory("norm", times * work.own_tokens, work.hidden, 2 * kBf16, 3 * kBf16);
   work.AddParameters(work.hidden);
-  work.AddGather(rows, 1, 1, 1);
+  work.AddGather(rows, work.tp, 1, 1, 1);
   work.Add({.name = "vocabulary",
             .rows = rows,
             .in = work.hidden,

@@ -57,9 +57,9 @@ Efficiencies DefaultEfficiencies(bool fp8) {
   const auto set = [&](WorkKind kind, double share) {
     efficiencies[static_cast<size_t>(kind)] = share;
   };
-  set(WorkKind::kMatmul, fp8 ? 0.35 : 0.65);
+  set(WorkKind::kMatmul, fp8 ? 0.52 : 0.65);
   set(WorkKind::kExperts, fp8 ? 0.42 : 0.55);
-  set(WorkKind::kAttention, fp8 ? 0.34 : 0.5);
+  set(WorkKind::kAttention, 0.5);
   set(WorkKind::kHead, 0.65);
   set(WorkKind::kMemory, 0.7);
   set(WorkKind::kAllToAll, 0.75);
@@ -87,6 +87,7 @@ void CheckSetup(const CostSetup& setup, const ModelShape& model) {
                 " tokens");
   }
   const int64_t tp = setup.tensor_parallel, ep = setup.expert_parallel;
+  const int64_t etp = setup.expert_tensor;
   CheckDivides("`tp`", tp, model.attention.heads, "attention heads of the model");
   const int64_t kv = model.attention.kv_heads;
   if (kv % tp != 0 && tp % kv != 0) {
@@ -101,11 +102,15 @@ void CheckSetup(const CostSetup& setup, const ModelShape& model) {
                                [](const BlockShape& layer) { return layer.moe; });
   if (!moe) {
     if (ep > 1) throw Error("`ep`: the model has no experts to split; leave it out");
+    if (etp > 1) throw Error("`etp`: the model has no experts to split; leave it out");
     return;
   }
   CheckDivides("`ep`", ep, model.moe.experts, "experts of the model");
-  CheckDivides("`tp`", tp, model.moe.width, "columns of the model's experts");
+  CheckDivides("`etp`", etp, tp, "devices of tp");
+  CheckDivides("`etp`", etp, model.moe.width, "columns of the model's experts");
   CheckDivides("`tp`", tp, model.moe.shared_width, "columns of the model's shared expert");
+  if (const std::string flaw = FlawOf(setup.parallel()); !flaw.empty())
+    throw Error("`ep`: " + flaw);
 }
 
 }  // namespace contraflow

@@ -42,7 +42,9 @@ void WorkBuilder::Add(const Linear& linear) {
                 .b = {flops, gradient_read + Real(kBf16) * rows * in},
                 .w = {flops, gradients},
                 .formula = Product({2, linear.rows, linear.in, linear.out})});
-  work_.parameters += weights + (linear.bias ? out * Real(linear.matrices) : 0);
+  const double parameters = weights + (linear.bias ? out * Real(linear.matrices) : 0);
+  work_.parameters += parameters;
+  if (linear.kind == WorkKind::kExperts) work_.expert_parameters += parameters;
   if (!fp8) return;
   if (linear.cast_in) cast_f_ += 3 * rows * in;
   if (linear.cast_out) cast_b_ += 3 * rows * out;
@@ -60,9 +62,9 @@ void WorkBuilder::AddMemory(const std::string& name, int64_t rows, int64_t width
                 .formula = Product({rows, width}) + " x " + Passes(f, b, w)});
 }
 
-void WorkBuilder::AddGather(int64_t rows, int64_t f, int64_t b, int64_t w) {
-  if (tp == 1) return;
-  const int64_t others = rows / tp * (tp - 1);
+void WorkBuilder::AddGather(int64_t rows, int64_t devices, int64_t f, int64_t b, int64_t w) {
+  if (devices == 1) return;
+  const int64_t others = rows / devices * (devices - 1);
   const double bytes = Real(others) * Real(hidden) * Real(kBf16);
   Add(LayerPart{
       .name = "gather and scatter",

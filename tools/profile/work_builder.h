@@ -38,9 +38,9 @@ class WorkBuilder {
   /// A pass over rows x width elements that reads and writes so many bytes of each.
   void AddMemory(const std::string& name, int64_t rows, int64_t width, int64_t f, int64_t b,
                  int64_t w = 0);
-  /// Gathers (or scatters) so many rows over the tensor-parallel group this often in each pass;
+  /// Gathers (or scatters) so many rows over a group of so many devices this often in each pass;
   /// nothing if there is none.
-  void AddGather(int64_t rows, int64_t f, int64_t b, int64_t w);
+  void AddGather(int64_t rows, int64_t devices, int64_t f, int64_t b, int64_t w);
   void Add(LayerPart part);
   void AddParameters(int64_t rows, int64_t width = 1);
   /// What this half of a layer keeps; where that is not what it makes, of the value that is named.

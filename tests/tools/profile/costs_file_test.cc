@@ -43,7 +43,7 @@ TEST_SUITE("unit") {
       const std::string text = Write(model, setup);
       const JsonDocument document = Parse(text);
       const JsonCursor root = document.Root();
-      root.Keys("costs", {"unit", "source", "layers", "comm"});
+      root.Keys("costs", {"unit", "source", "parallel", "gpu", "tokens", "layers", "comm"});
       CHECK(root.Required("unit").String("a unit") == "us");
       CHECK(root.Required("comm").Required("bytes").Integer("bytes", 0, 1 << 30) ==
             costs.message.bytes);
@@ -70,7 +70,17 @@ TEST_SUITE("unit") {
         const auto bytes = [&](const char* key) {
           return layer.Required(key).Integer("bytes", 0, int64_t{1} << 40);
         };
-        CHECK(bytes("parameter_bytes") == cost.parameter_bytes);
+        const JsonCursor parameters = layer.Required("parameter_bytes");
+        REQUIRE(parameters.IsObject() == (cost.work.expert_parameters > 0));
+        if (parameters.IsObject()) {
+          const auto kind = [&](const char* key) {
+            return parameters.Required(key).Integer("bytes", 0, int64_t{1} << 40);
+          };
+          CHECK(kind("experts") == static_cast<int64_t>(2 * cost.work.expert_parameters));
+          CHECK(kind("experts") + kind("rest") == cost.parameter_bytes);
+        } else {
+          CHECK(bytes("parameter_bytes") == cost.parameter_bytes);
+        }
         CHECK(bytes("gradient_bytes") == cost.gradient_bytes);
         CHECK(bytes("optimizer_bytes") == cost.optimizer_bytes);
         CHECK(bytes("activation_bytes") == cost.activation_bytes);
@@ -99,6 +109,9 @@ TEST_SUITE("unit") {
       CHECK(of_model == model.layers.size());
       // The reader of cost files takes all of it.
       const CostModel read = ReadCosts(text, "costs.json");
+      CHECK(read.parallel == setup.parallel());
+      CHECK(read.gpu == GpuCost{"h200", 141'000'000'000});
+      CHECK(read.tokens == 4096);
       REQUIRE(read.layers.size() == costs.layers.size());
       for (size_t i = 0; i < costs.layers.size(); ++i) {
         const LayerEstimate& cost = costs.layers[i];

@@ -25,7 +25,7 @@ std::string Refused(const std::string& model, const std::function<void(CostSetup
 
 TEST_SUITE("unit") {
   TEST_CASE("layer costs: components are within 15 % of those of DeepSeek's training trace") {
-    // One efficiency for each kind of work: the defaults of fp8, which were fitted to this trace.
+    // One efficiency for each kind of work.
     // attn_b is 13 % short: DeepSeek makes the norms and projections of latents again there.
     const ModelCosts costs = CostsOf(PublishedModel("deepseek-v3"), DeepSeekSetup());
     const MoeCost& estimated = *LayerNamed(costs, "moe").components;
@@ -86,6 +86,34 @@ TEST_SUITE("unit") {
           CHECK(of(Value::hidden) == hidden + (layer.work.exchanges ? 0 : inputs));
           CHECK(of(Value::gate) == 2 * hidden);
         }
+      }
+    }
+  }
+
+  TEST_CASE("layer costs: fp8 is as much faster than bf16 as is published") {
+    const auto time = [](const char* gpu, int64_t tp, int64_t sequence, bool fp8, bool attention) {
+      CostSetup setup = SetupOn(gpu);
+      setup.tensor_parallel = tp;
+      setup.sequence = sequence;
+      setup.fp8 = fp8;
+      setup.efficiency = DefaultEfficiencies(fp8);
+      const LayerEstimate layer =
+          LayerNamed(CostsOf(PublishedModel("llama-3.1-70b"), setup), "dense");
+      if (!attention) return static_cast<double>(layer.f + layer.b + layer.w);
+      size_t part = 0;
+      while (layer.work.parts[part].name != "attention") ++part;
+      return static_cast<double>(layer.times[part].f + layer.times[part].b);
+    };
+    for (const char* gpu : {"h100", "h200", "b200"}) {
+      for (const auto& [tp, sequence] : {std::pair(1, 8192), {2, 8192}, {4, 4096}}) {
+        CAPTURE(gpu);
+        CAPTURE(tp);
+        CAPTURE(sequence);
+        const double gain =
+            time(gpu, tp, sequence, false, false) / time(gpu, tp, sequence, true, false);
+        CHECK(gain > 1.3);
+        CHECK(gain < 1.45);
+        CHECK(time(gpu, tp, sequence, false, true) == time(gpu, tp, sequence, true, true));
       }
     }
   }
@@ -224,9 +252,9 @@ TEST_SUITE("unit") {
     ModelShape odd = PublishedModel("gpt-oss-120b");
     odd.moe.width = 2888;
     CostSetup wide = SetupOn("h100");
-    wide.tensor_parallel = 16;
+    wide.tensor_parallel = wide.expert_tensor = 16;
     CHECK(Failure([&] { CostsOf(odd, wide); }) ==
-          "`tp`: must divide the 2888 columns of the model's experts, is 16");
+          "`etp`: must divide the 2888 columns of the model's experts, is 16");
     odd.attention.kv_heads = 6;
     odd.attention.heads = 12;
     CostSetup setup = SetupOn("h100");

@@ -148,6 +148,28 @@ TEST_SUITE("unit") {
     CHECK(FlopsOf(alone.work).f == FlopsOf(spread.work).f);
     CHECK(spread.work.exchanges);
     CHECK(!alone.work.exchanges);
+    // Whole experts, and their tokens ungathered; or halves, and the tokens of both devices.
+    CostSetup whole = DeepSeekSetup();
+    whole.tensor_parallel = 2;
+    whole.expert_parallel = 32;
+    CostSetup halves = whole;
+    halves.expert_tensor = 2;
+    const LayerEstimate of_whole = LayerNamed(CostsOf(deepseek, whole), "moe");
+    const LayerEstimate of_halves = LayerNamed(CostsOf(deepseek, halves), "moe");
+    CHECK(of_whole.work.expert_parameters == 8 * expert);
+    CHECK(of_halves.work.expert_parameters == 8 * expert / 2);
+    CHECK(of_whole.work.parameters - of_halves.work.parameters == 8 * expert / 2);
+    CHECK(FlopsOf(of_whole.work).f == FlopsOf(of_halves.work).f);
+    const auto gathers = [](const LayerEstimate& layer) {
+      return std::ranges::count_if(layer.work.parts, [](const LayerPart& part) {
+        return part.kind == WorkKind::kTensorParallel;
+      });
+    };
+    CHECK(gathers(of_halves) == gathers(of_whole) + 1);
+    // A group of 32 devices is on 4 nodes, one of 64 on 8, to 4 of which a token goes at most.
+    const double token = 4096.0 / 2 * 7168;
+    CHECK(of_whole.work.combine.network_bytes == token * 2 * 4 * 3 / 4);
+    CHECK(of_halves.work.combine.network_bytes == token * 2 * 4 * 7 / 8);
   }
 
   TEST_CASE("layer work: bytes of activations by hand") {

@@ -70,6 +70,7 @@ def compare(
     overlap: Optional[str] = None,
     chunks: Optional[int] = None,
     data_parallel: Optional[int] = None,
+    expert_parallel: Optional[int] = None,
     memory_limit: Union[str, int, None] = None,
     device_memory: Union[str, int, None] = None,
     zero: Optional[int] = None,

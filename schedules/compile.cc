@@ -23,14 +23,26 @@ namespace {
 /// Chunks of a plan up to which an error is worth another one.
 constexpr int64_t kMostCellsTried = 100'000;
 
-/// What makes the spec fit its limit, beside a higher one.
+/// Returns the number of stages whose activations a limit of the spec counts where it is a number
+/// without bytes: those of the model that costs describe, if the schedule makes its stages of them,
+/// else those of the schedule.
+int StagesOfLimit(const Spec& spec) {
+  const auto listed = static_cast<int>(spec.costs.stages.size());
+  if (!spec.costs.layers.empty()) return spec.ranks;
+  if (spec.partition) return listed > 1 ? listed : spec.ranks;
+  return FindSchedule(spec.schedule).stages(spec);
+}
+
+/// Suggests ways to meet the limit other than raising it.
 std::string WaysToFit(const Spec& spec, const SearchControl& control) {
   std::string text;
-  const int64_t chunks = int64_t{spec.microbatches} * FindSchedule(spec.schedule).stages(spec);
+  const int stages = FindSchedule(spec.schedule).stages(spec);
+  const int64_t chunks = int64_t{spec.microbatches} * stages;
   if (!spec.recompute.everything() && chunks <= kMostCellsTried && FitsRecomputed(spec, control)) {
     text += ", give `recompute` auto";
   }
   Spec searched = spec;
+  searched.schedule = kAuto.name;
   searched.chunks = 0;
   searched.search.placement = Placement::kAny;
   // The stages that are named are those of this schedule.
@@ -41,12 +53,15 @@ std::string WaysToFit(const Spec& spec, const SearchControl& control) {
   // What a target runs has been tried, if that is few.
   const bool few = spec.target == Target::kMegatron || spec.target == Target::kDualPipe;
   const std::string take = few ? "take auto without `for`" : "take auto";
-  if (*least <= *spec.memory_limit) return text + ", or " + take + ", which fits";
+  const int64_t own =
+      CountsBytes(spec.costs) ? *least : ActivationsOf(*least, CostStages(searched), stages);
+  if (own <= *spec.memory_limit) return text + ", or " + take + ", which fits";
   return text + ", or to " + FormatCount(*least) + " and " + take + ", which then fits";
 }
 
+/// `counted`: the stages whose activations the limit was given in (StagesOfLimit).
 void CheckMemory(const Plan& plan, const CostModel& costs, const Spec& spec,
-                 const MemoryLimit& limit, const SearchControl& control) {
+                 const MemoryLimit& limit, int counted, const SearchControl& control) {
   if (!limit.amount()) return;
   const Simulation simulation = Simulate(plan, costs);
   if (limit.Fits(simulation)) return;
@@ -61,7 +76,15 @@ void CheckMemory(const Plan& plan, const CostModel& costs, const Spec& spec,
                      ToString(plan.programs[rank][static_cast<size_t>(fullest->peak_index)]) +
                      "), the limit is " + FormatCount(*limit.amount()) + limit.unit();
   if (limit.bytes()) text += " (" + Breakdown(MemoryOf(plan, costs)[rank]) + ")";
-  throw Error(text + "; raise it to " + holds + WaysToFit(spec, control));
+  std::string needed = holds;
+  if (!limit.bytes() && counted != plan.stages) {
+    needed = FormatCount((limit.Peak(*fullest) * counted + plan.stages - 1) / plan.stages);
+    const auto times = [](int many, int few) { return std::to_string(many / few); };
+    text += counted < plan.stages
+                ? " of its stages, " + times(plan.stages, counted) + " for each of `memory_limit`"
+                : " of its stages, one for " + times(counted, plan.stages) + " of `memory_limit`";
+  }
+  throw Error(text + "; raise it to " + needed + WaysToFit(spec, control));
 }
 
 /// Parameters and all else of each rank against its device.
@@ -183,6 +206,7 @@ Plan Compile(Spec spec, const CompileOptions& options) {
   }
   const Overlap overlap = options.overlap.value_or(spec.costs.derived.value_or(Overlap::kAll));
   if (spec.costs.moe && spec.costs.stages.empty()) DeriveChunkCosts(&spec.costs, overlap);
+  const int counted = StagesOfLimit(spec);
   spec = WithStages(std::move(spec));
   if (!spec.costs.layers.empty()) spec.costs.derived = overlap;
   CheckPart(spec, options.level);
@@ -216,7 +240,7 @@ Plan Compile(Spec spec, const CompileOptions& options) {
   // On a device its limit is what the fullest rank leaves; others may hold more.
   const bool searched = plan.provenance && plan.provenance->memory_limit && DevicesOf(spec).empty();
   const std::optional<int64_t> limit = searched ? plan.provenance->memory_limit : spec.memory_limit;
-  CheckMemory(plan, costs, spec, MemoryLimit(costs, limit), options.control);
+  CheckMemory(plan, costs, spec, MemoryLimit(costs, limit), counted, options.control);
   RequireBytes(spec, costs);
   if (!options.any_device) CheckDevice(plan, costs, spec);
   const LowerOptions lower = {.target = options.level, .overlap = overlap, .memory_limit = limit};
@@ -234,7 +258,14 @@ int64_t MemoryLimitOf(const Spec& spec, const std::string& text) {
   const Schedule& schedule = FindSchedule(spec.schedule);
   CheckSpec(spec);
   const Spec staged = WithStages(spec);
-  return ParseMemoryLimit(text, staged, schedule.stages(staged));
+  const int stages = schedule.stages(staged), counted = StagesOfLimit(spec);
+  const int64_t limit = ParseMemoryLimit(text, staged, stages);
+  if (CountsBytes(spec.costs) || text.back() == 'x') return limit;
+  const int64_t own = ActivationsOf(limit, counted, stages);
+  if (own >= 1) return own;
+  throw Error("`memory_limit`: has no room for one activation of a stage of " + spec.schedule +
+              ", which is " + std::to_string(counted / stages) + " of those that the costs list; " +
+              "raise it to " + std::to_string(counted / stages));
 }
 
 }  // namespace contraflow

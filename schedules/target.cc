@@ -80,11 +80,8 @@ std::string RejectShape(const Spec& spec) {
 /// The limit for another number of stages, where it counts activations.
 std::optional<int64_t> LimitOfStages(const Spec& spec, int stages) {
   if (!spec.memory_limit || CountsBytes(spec.costs)) return spec.memory_limit;
-  // Of layers, activations of all that a rank has.
-  const int given =
-      spec.costs.layers.empty() ? FindSchedule(spec.schedule).stages(WithStages(spec)) : spec.ranks;
-  const int64_t limit = std::min(*spec.memory_limit, 2 * kMaxCells);
-  return std::max<int64_t>(1, limit * stages / given);
+  const int given = FindSchedule(spec.schedule).stages(WithStages(spec));
+  return std::max<int64_t>(1, ActivationsOf(*spec.memory_limit, given, stages));
 }
 
 }  // namespace

@@ -66,6 +66,12 @@ class MemoryLimit {
   std::optional<int64_t> amount_;
 };
 
+/// Returns how many activations of one of `to` stages a limit of as many of one of `from` stages of
+/// the same model allows, rounded down.
+inline int64_t ActivationsOf(int64_t limit, int from, int to) {
+  return std::min(limit, INT64_MAX / to) * to / from;
+}
+
 /// True if the costs, of stages or of layers, say what activations take, so that limits are bytes.
 inline bool CountsBytes(const CostModel& costs) {
   return MemoryLimit(costs).bytes() ||

@@ -137,7 +137,8 @@ struct Spec {
   std::optional<int> expert_parallel = {};
   /// Of the stages that the schedule makes, one for every stage, or of the layers of a model.
   CostModel costs;
-  /// Bytes of activations a rank may hold; where the costs give no activation_bytes, activations.
+  /// Bytes of activations a rank may hold. Without activation_bytes in the costs, activations: for
+  /// `auto` of the stages that the costs describe, else of the schedule's own (MemoryLimitOf).
   std::optional<int64_t> memory_limit;
   /// Bytes of every rank's device, for all that it holds (MemoryFigures::total); nothing: any, or
   /// as the costs say of single ranks (DevicesOf).

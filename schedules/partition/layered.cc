@@ -191,9 +191,7 @@ Spec OfShape(const Spec& spec, const Shape& shape) {
   Spec of = spec;
   of.search.placement = shape.placement;
   of.chunks = shape.chunks;
-  // Without bytes a limit counts activations of a rank's whole share.
-  if (of.memory_limit && !CountsBytes(spec.costs))
-    of.memory_limit = *of.memory_limit * shape.chunks;
+  of.memory_limit = LimitFor(spec, spec.ranks * shape.chunks);
   return of;
 }
 

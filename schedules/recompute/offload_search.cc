@@ -8,7 +8,6 @@
 
 #include "compiler/bound/bound.h"
 #include "compiler/plan/error.h"
-#include "compiler/plan/memory_limit.h"
 #include "compiler/simulate/memory.h"
 #include "compiler/simulate/simulate.h"
 #include "schedules/recompute/offload.h"
@@ -45,10 +44,8 @@ std::vector<int64_t> LimitsOf(const Plan& plan, const CostModel& costs, const Sp
   std::vector<int64_t> limits(static_cast<size_t>(plan.ranks), INT64_MAX);
   const std::vector<int64_t> devices = DevicesOf(spec);
   if (!devices.empty()) limits = RoomForActivations(plan, costs, devices);
-  if (!spec.memory_limit) return limits;
-  const bool bytes = MemoryLimit(costs).bytes();
-  const int64_t parts = bytes ? 1 : std::max(1, plan.stages / plan.ranks);
-  for (int64_t& limit : limits) limit = std::min(limit, *spec.memory_limit * parts);
+  const std::optional<int64_t> most = LimitFor(spec, plan.stages);
+  for (int64_t& limit : limits) limit = std::min(limit, most.value_or(limit));
   return limits;
 }
 
@@ -78,7 +75,7 @@ class BestOffloaded {
   bool Offer(Plan plan) {
     const CostModel& costs = plan.costs ? *plan.costs : spec_.costs;
     const bool fits = FitsMemory(plan, costs, spec_);
-    const Time step = StepTime(plan, costs, spec_.memory_limit, spec_.search);
+    const Time step = StepTime(plan, costs, LimitFor(spec_, plan.stages), spec_.search);
     if (plan_ && std::pair(!fits_, step_) <= std::pair(!fits, step)) return false;
     plan_ = std::move(plan);
     fits_ = fits;

@@ -33,24 +33,20 @@ std::optional<Spec> SpecFor(const Schedule& schedule, const Spec& asked) {
   spec.schedule = schedule.name;
   if (!schedule.takes_chunks) spec.chunks = 0;
   if (!schedule.reject(spec).empty()) return std::nullopt;
-  if (!spec.costs.layers.empty()) return spec;
   const int given = CostStages(asked), stages = schedule.stages(spec);
+  spec.memory_limit = LimitFor(asked, stages);
+  if (spec.memory_limit && *spec.memory_limit < 1) return std::nullopt;
+  if (!spec.costs.layers.empty()) return spec;
   if (!RejectRepartition(spec.costs, given, stages).empty()) return std::nullopt;
   spec.costs = Repartition(spec.costs, given, stages);
   return spec;
-}
-
-/// A limit in activations counts those of a rank's whole share, that of a plan those of its stages.
-std::optional<int64_t> LimitOf(const Plan& plan, const CostModel& costs, const Spec& spec) {
-  if (!spec.memory_limit || MemoryLimit(costs).bytes()) return spec.memory_limit;
-  return *spec.memory_limit * std::max<int64_t>(1, plan.stages / plan.ranks);
 }
 
 }  // namespace
 
 int64_t ExcessMemory(const Plan& plan, const CostModel& costs, const Spec& spec) {
   int64_t excess = 0;
-  if (const std::optional<int64_t> most = LimitOf(plan, costs, spec)) {
+  if (const std::optional<int64_t> most = LimitFor(spec, plan.stages)) {
     const MemoryLimit limit(costs, most);
     for (const RankFigures& rank : Simulate(plan, costs, Keep::kFigures).ranks) {
       excess = std::max(excess, limit.Peak(rank) - *most);
@@ -73,7 +69,7 @@ void PreferPublished(const Spec& asked, const SearchControl& control, std::optio
   std::optional<Time> least;
   if (*best) {
     const CostModel& costs = *(*best)->costs;
-    least = StepTime(**best, costs, LimitOf(**best, costs, asked), asked.search);
+    least = StepTime(**best, costs, LimitFor(asked, (*best)->stages), asked.search);
   }
   for (const Schedule* schedule : kPublishedSchedules) {
     const std::optional<Spec> spec = SpecFor(*schedule, asked);
@@ -84,7 +80,7 @@ void PreferPublished(const Spec& asked, const SearchControl& control, std::optio
       Plan plan = GeneratePlan(*spec, control);
       const CostModel costs = plan.costs.value_or(spec->costs);
       if (!FitsMemory(plan, costs, asked)) continue;
-      const std::optional<int64_t> limit = LimitOf(plan, costs, asked);
+      const std::optional<int64_t> limit = LimitFor(asked, plan.stages);
       const Time step = StepTime(plan, costs, limit, asked.search);
       if (least && step >= *least) continue;
       least = step;

@@ -12,6 +12,7 @@
 #include "compiler/plan/plan.h"
 #include "compiler/simulate/memory.h"
 #include "schedules/published/placement.h"
+#include "schedules/published/rows.h"
 
 namespace contraflow {
 namespace {
@@ -30,15 +31,6 @@ int WaveChunks(const Spec& spec) {
   if (spec.chunks > 0) return spec.chunks;
   const int given = CostStages(spec) / spec.ranks;
   return given > 2 ? given : 4;
-}
-
-/// A limit in activations counts those of the stages that the costs describe.
-std::optional<int64_t> LimitFor(const Spec& spec, int stages) {
-  const int given = CostStages(spec);
-  if (!spec.memory_limit || MemoryLimit(spec.costs).bytes()) return spec.memory_limit;
-  // Below what can be multiplied, there is room for everything at once.
-  const int64_t limit = std::min(*spec.memory_limit, 2 * kMaxCells);
-  return stages >= given ? limit * (stages / given) : limit / (given / stages);
 }
 
 std::string Reject(const Spec& spec, Placement placement) {
@@ -140,6 +132,12 @@ Candidate Make(const Spec& spec, Placement placement) {
 int CostStages(const Spec& spec) {
   if (spec.costs.stages.size() > 1) return static_cast<int>(spec.costs.stages.size());
   return spec.ranks * std::max(spec.chunks, 1);
+}
+
+std::optional<int64_t> LimitFor(const Spec& spec, int stages) {
+  if (!spec.memory_limit || CountsBytes(spec.costs)) return spec.memory_limit;
+  if (spec.schedule != kAuto.name) return spec.memory_limit;
+  return ActivationsOf(*spec.memory_limit, CostStages(spec), stages);
 }
 
 int StagesOf(const Spec& spec, Placement placement) {

@@ -14,6 +14,11 @@ namespace contraflow {
 /// P, and `chunks` * P with Spec::chunks.
 int CostStages(const Spec& spec);
 
+/// Returns Spec::memory_limit for a plan of the spec with `stages` stages. Without bytes the limit
+/// of `auto` counts activations of the stages that its costs describe, that of a published schedule
+/// those of its own stages.
+std::optional<int64_t> LimitFor(const Spec& spec, int stages);
+
 /// One placement to search: the model of the spec in as many stages as the placement has.
 struct Candidate {
   Placement placement = Placement::kLinear;

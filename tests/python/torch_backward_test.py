@@ -2,6 +2,7 @@
 
 import gc
 import unittest
+import warnings
 import weakref
 
 from torch_model import Block, loss_fn, torch
@@ -10,7 +11,7 @@ from contraflow.torch import Overlap, WeightGradStore
 from contraflow.torch.backward import STARTS_AT_EDGES
 from contraflow.torch.stage import Cell, Stage
 
-nn = torch.nn
+nn, checkpoint = torch.nn, torch.utils.checkpoint.checkpoint
 ROWS, WIDTH = 6, 8
 
 
@@ -77,11 +78,103 @@ class OwnKernel(nn.Module):
         return OwnWeightGrad.apply(x, self.weight) + self.bias
 
 
+class Fused(torch.autograd.Function):
+    """A product with a bias that computes all gradients at once, and writes into the one it gets."""
+
+    calls = 0
+
+    @staticmethod
+    def forward(ctx, x, scale):
+        ctx.save_for_backward(x, scale)
+        return x * scale
+
+    @staticmethod
+    def backward(ctx, dy):
+        Fused.calls += 1
+        x, scale = ctx.saved_tensors
+        dscale = (dy * x).sum(0)
+        return dy.mul_(scale), dscale
+
+
+class OwnScale(nn.Module):
+    """`times` fused functions, the last of them at the output; a Linear before them unless `alone`."""
+
+    def __init__(self, times=1, alone=True):
+        super().__init__()
+        self.scales = nn.ParameterList([nn.Parameter(torch.rand(WIDTH) + 0.5) for _ in range(times)])
+        self.before = nn.Identity() if alone else nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        x = self.before(x)
+        for scale in self.scales:
+            x = Fused.apply(x, scale * 1)
+        return x
+
+
+class ThenBias(OwnScale):
+    """What the fused function writes into is what the bias after it needs."""
+
+    def __init__(self):
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(WIDTH))
+
+    def forward(self, x):
+        return super().forward(x) + self.bias
+
+
+class Twice(OwnScale):
+    """A weight of a fused function and of a product."""
+
+    def __init__(self):
+        super().__init__(alone=False)
+
+    def forward(self, x):
+        return super().forward(x * self.scales[0])
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, **options):
+        super().__init__()
+        self.layers = nn.Sequential(*[nn.Linear(WIDTH, WIDTH) for _ in range(4)])
+        self.options, self.forwards = options, 0
+
+    def body(self, x):
+        self.forwards += 1
+        return self.layers(x)
+
+    def forward(self, x):
+        return checkpoint(self.body, x, use_reentrant=False, **self.options)
+
+
+class Compiled(nn.Module):
+    """Blocks compiled apart, with eager layers around them unless `alone`, that ran in a plain step."""
+
+    def __init__(self, alone):
+        super().__init__()
+        self.block = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.Linear(WIDTH, WIDTH))
+        self.before = nn.Identity() if alone else nn.Linear(WIDTH, WIDTH)
+        self.act = torch.compile(lambda x: torch.tanh(x) * torch.sin(x), backend="aot_eager", dynamic=False)
+        self.run = torch.compile(self.block.forward, backend="aot_eager", dynamic=False)
+        self(torch.ones(ROWS, WIDTH, requires_grad=True)).sum().backward()
+
+    def forward(self, x):
+        return self.run(self.act(self.before(x)))
+
+
 def modules():
     torch.manual_seed(3)
     return [Block(0), Beside(), Stops(), nn.Identity(), nn.Sequential(nn.Linear(WIDTH, 16), nn.GELU(),
                                                              nn.Linear(16, WIDTH)),
-            nn.TransformerEncoderLayer(WIDTH, 2, 16, dropout=0.0), nn.GRU(WIDTH, WIDTH)]
+            nn.TransformerEncoderLayer(WIDTH, 2, 16, dropout=0.0), nn.GRU(WIDTH, WIDTH), Checkpointed()]
+
+
+def at_once():
+    """Whose B computes weight gradients as well."""
+    torch.manual_seed(3)
+    found = [OwnScale(), OwnScale(3), OwnScale(2, alone=False), Twice()]
+    if hasattr(torch, "compile") and STARTS_AT_EDGES:
+        found += [Compiled(True), Compiled(False)]
+    return found
 
 
 def stage_and_cell(module, again=False, number=1, last=False, split="autograd"):
@@ -134,6 +227,77 @@ class BackwardTest(unittest.TestCase):
                 self.assertTrue(same(whole_weights[-1], again_weights[-1]))
                 # B left the weights as the W before it did.
                 self.assertTrue(same(weights[2], weights[4]))
+
+    def test_functions_that_compute_all_gradients_at_once(self):
+        for module in at_once():
+            with self.subTest(str(module)):
+                whole, whole_weights = self.run_cells(module, ["F", "BW"])
+                Fused.calls = 0
+                with warnings.catch_warnings(record=True) as said:
+                    warnings.simplefilter("always")
+                    split, weights = self.run_cells(module, ["F", "B", "W"])
+                alone = isinstance(getattr(module, "before", None), nn.Identity)
+                self.assertEqual(sum("W does nothing" in str(w.message) for w in said), 3 if alone else 0)
+                if alone or STARTS_AT_EDGES:
+                    self.assertEqual(Fused.calls, 3 * len(getattr(module, "scales", ())))
+                self.assertTrue(same(whole, split))
+                for was, now in zip(whole_weights[-1], weights[-1]):
+                    self.assertTrue(torch.allclose(was, now, rtol=1e-5, atol=1e-6))
+                self.assertEqual(alone, same(weights[-2], weights[-1]))
+
+    def test_a_gradient_that_a_function_wrote_into_is_not_used(self):
+        module = ThenBias()
+        whole, whole_weights = self.run_cells(module, ["F", "BW"])
+        if STARTS_AT_EDGES:
+            with self.assertRaisesRegex(RuntimeError, "wrote into the gradient that it got, which W needs"):
+                self.run_cells(module, ["F", "B", "W"])
+        else:
+            self.assertTrue(same(whole_weights[-1], self.run_cells(module, ["F", "B", "W"])[1][-1]))
+        # A stage hands its gradient to the one before it on the same rank.
+        later, earlier = ThenBias(), OwnScale()
+        stage, cell = stage_and_cell(later, number=2)
+        stage.module.scales = nn.ParameterList()
+        back, of_back = stage_and_cell(earlier)
+        of_back.x, cell.back = (torch.ones(ROWS, WIDTH),), of_back
+        back.forward(of_back)
+        cell.x, cell.dy = of_back.out, [torch.ones(ROWS, WIDTH)]
+        stage.forward(cell)
+        stage.backward_input(cell)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            back.backward_input(of_back)
+        with self.assertRaisesRegex(RuntimeError, "wrote into the gradient that it got, which W needs"):
+            stage.backward_weight(cell)
+        # So does the loss, whose gradient is the same for all micro-batches.
+        stage, cell = stage_and_cell(nn.Identity(), last=True)
+        stage.loss_fn = lambda output, target: Fused.apply(output.sum(), target)
+        for _ in range(2):
+            cell.x, cell.target = (torch.ones(ROWS, WIDTH),), (torch.tensor(3.0),)
+            stage.forward(cell)
+            stage.backward_input(cell)
+            self.assertTrue(torch.equal(cell.dx[0], torch.full((ROWS, WIDTH), 3.0)))
+
+    def test_hooks_see_what_autograd_did_not_add(self):
+        if not hasattr(torch.Tensor, "register_post_accumulate_grad_hook"):
+            self.skipTest("needs torch 2.1")
+        for module in (Twice(), Block(0)):
+            seen = []
+            for p in module.parameters():
+                p.register_post_accumulate_grad_hook(seen.append)
+            self.run_cells(module, ["F", "B", "W"])
+            self.assertEqual(len(seen), 3 * len(list(module.parameters())))
+
+    def test_checkpoints(self):
+        module = Checkpointed()
+        self.run_cells(module, ["F", "B", "W"])
+        if hasattr(torch.utils.checkpoint, "GraphExecGroup"):
+            self.assertEqual(module.forwards, 3 * 4)  # F, B and W, and one in out_shapes
+        if hasattr(torch.utils.checkpoint, "create_selective_checkpoint_contexts"):
+            products = [torch.ops.aten.addmm.default]
+            module = Checkpointed(context_fn=lambda: torch.utils.checkpoint.create_selective_checkpoint_contexts(
+                products))
+            with self.assertRaisesRegex(RuntimeError, "a selective checkpoint allows one backward.*without context_fn"):
+                self.run_cells(module, ["F", "B", "W"])
 
     def test_b_computes_no_weight_gradients(self):
         module = nn.Sequential(nn.Linear(WIDTH, 512, bias=False), nn.Linear(512, WIDTH, bias=False))

@@ -1,16 +1,21 @@
 """Input gradients and weight gradients of one stage, apart, through autograd.
 
 B asks autograd for the gradients of the stage's inputs alone, and for those at every node where weights
-join the way from the inputs to the outputs. W starts at these nodes, so nothing is computed twice. A
-weight that joins at several places gets its gradient in B, and W adds it. What the graph saved for B alone
-is dropped behind B. Where autograd
-cannot start at a `GradientEdge` (torch 1.13), W walks from the outputs again, which gives the same bits
-and costs the time of a B more.
+join the way from the inputs to the outputs. W starts at these nodes. Nodes of PyTorch then compute what is
+asked of them; a checkpointed forward runs once more. A weight that joins at several places gets its gradient
+in B, and W adds it. A node of Python, such as a fused function or a compiled block, computes both gradients
+at once: its weights get theirs in B. Where all weights of a stage are such, B is a full backward.
+
+What the graph saved for B alone is dropped after B. Where autograd cannot start at a `GradientEdge` (torch
+1.13), W walks from the outputs again, which gives the same bits and costs the time of a B more.
 """
 
+import contextlib
+import functools
 from collections import Counter
 
 import torch
+import torch.utils.checkpoint
 
 try:
     from torch.autograd.graph import GradientEdge, get_gradient_edge
@@ -30,6 +35,8 @@ def _starts_at_edges():
 
 
 STARTS_AT_EDGES = _starts_at_edges()
+# Checkpoints run their forward again once for all backwards in it.
+_ExecGroup = getattr(torch.utils.checkpoint, "GraphExecGroup", contextlib.nullcontext)
 
 
 def differentiable(tensor):
@@ -71,9 +78,16 @@ class WeightGradStore:
             cls._put = []
 
 
+def _computes_at_once(node):
+    """Whether its backward computes all gradients, also where one is asked for: functions of Python, and
+    those of C++ extensions."""
+    return isinstance(node, torch._C._FunctionBase) or type(node).__name__ == "CppFunction"
+
+
 def _joints(roots, inputs):
     """The nodes at which weights join the way from the inputs to the roots: [(node, its outputs that
-    have a gradient, leaves that join there)]; and the nodes that lead from none of them to its leaves."""
+    have a gradient, leaves that join there)]; the leaves that join where all gradients are computed at once;
+    and the nodes that lead from none of the former to its leaves."""
     edges, parents, outputs = {}, {}, {}
     stack = []
     for node, output in roots:
@@ -100,7 +114,7 @@ def _joints(roots, inputs):
 
     used = set()
 
-    def leaves_below(starts):
+    def leaves_below(starts, used):
         found, seen, stack = [], set(), starts
         while stack:
             node = stack.pop()
@@ -113,18 +127,20 @@ def _joints(roots, inputs):
         used.update(seen)
         return found
 
-    joints = []
+    joints, at_once = [], []
     for node, below in edges.items():
         if node in on_way:
             beside = [child for child, _ in below if child is not None and child not in on_way]
         else:  # an output that no input reaches
             beside = [node] if any(node is root for root, _ in roots) else []
-        if beside:
-            leaves = leaves_below(beside)
+        if beside and _computes_at_once(node):
+            at_once += leaves_below(beside, set())
+        elif beside:
+            leaves = leaves_below(beside, used)
             if leaves:
                 used.add(node)
                 joints.append((node, sorted(outputs[node]), leaves))
-    return joints, [node for node in edges if node not in used]
+    return joints, at_once, [node for node in edges if node not in used]
 
 
 def _drop_saved(nodes):
@@ -150,18 +166,53 @@ def _nothing(_):
     return None
 
 
+@contextlib.contextmanager
+def _kept(nodes):
+    """For a backward after which the graph is used again, but not these nodes: compiled blocks refuse it where
+    they write into what they saved."""
+    blocks = [getattr(getattr(type(node), "_forward_cls", None), "metadata", None) for node in nodes]
+    blocks = {id(block): block for block in blocks if getattr(block, "bw_donated_idxs", None)}
+    donated = [(block, block.bw_donated_idxs) for block in blocks.values()]
+    for block, _ in donated:
+        block.bw_donated_idxs = []
+    try:
+        yield
+    finally:
+        for block, indices in donated:
+            block.bw_donated_idxs = indices
+
+
+def _add(leaf, grad):
+    """Adds to `.grad` what autograd did not."""
+    leaf.grad = grad.clone() if leaf.grad is None else leaf.grad.add_(grad)
+    for hook in list((getattr(leaf, "_post_accumulate_grad_hooks", None) or {}).values()):
+        hook(leaf)
+
+
 def backward_input(roots, grads, inputs):
-    """B: the gradients of `inputs` (None where one is not used), and what `backward_weight` needs."""
+    """B: the gradients of `inputs` (None where one is not used), and what `backward_weight` needs; None where
+    B was a full backward."""
+    starts = [(root.node, root.output_nr) if STARTS_AT_EDGES else (root.grad_fn, root.output_nr)
+              for root in roots]
+    joints, at_once, done = _joints(starts, [x.view_as(x).grad_fn.next_functions[0][0] for x in inputs])
+    if at_once and not joints:
+        torch.autograd.backward(roots, grads)
+        got = [x.grad for x in inputs]
+        for x in inputs:
+            x.grad = None
+        return got, None
     if not STARTS_AT_EDGES:
+        kept = [g.clone() for g in grads] if at_once else grads  # such a function may write into its own
         got = torch.autograd.grad(roots, inputs, grads, retain_graph=True, allow_unused=True)
-        return got, (roots, grads)
-    joints, done = _joints([(root.node, root.output_nr) for root in roots],
-                           [get_gradient_edge(x).node for x in inputs])
+        return got, [(root, grad, grad._version) for root, grad in zip(roots, kept)]
     uses = Counter(id(leaf) for _, _, leaves in joints for leaf in leaves)
+    at_once = {id(leaf): leaf for leaf in at_once}
     later, early, wanted = [], {}, list(inputs)
     for node, outputs, leaves in joints:
         own = []
         for leaf in leaves:
+            if id(leaf) in at_once:
+                continue
             if uses[id(leaf)] == 1:
                 own.append(leaf)
             else:
@@ -170,30 +221,59 @@ def backward_input(roots, grads, inputs):
             starts = [GradientEdge(node, output) for output in outputs]
             later.append((starts, slice(len(wanted), len(wanted) + len(starts)), own))
             wanted.extend(starts)
-    early = list(early.values())
-    got = torch.autograd.grad(roots, wanted + early, grads, retain_graph=bool(later),
-                              allow_unused=True)
+    early, at_once = list(early.values()), list(at_once.values())
+    versions = {}  # of the gradients that W needs, before a function could write into them
+    if any(_computes_at_once(node) for node in done):
+        for starts, _, _ in later:
+            starts[0].node.register_prehook(functools.partial(_note_versions, versions, starts[0].node))
+    with _kept(done if later else ()):
+        got = torch.autograd.grad(roots, wanted + early + at_once, grads, retain_graph=bool(later),
+                                  allow_unused=True)
+    for leaf, grad in zip(at_once, got[len(wanted) + len(early):]):
+        if grad is not None:
+            _add(leaf, grad)
     if later:
         _drop_saved(done)
-    late = [(starts, got[at], own) for starts, at, own in later]
+    late = []
+    for starts, at, own in later:
+        noted = versions.get(starts[0].node)
+        late.append(([(start, grad, noted[start.output_nr] if noted else grad._version)
+                      for start, grad in zip(starts, got[at]) if grad is not None], own))
     return got[:len(inputs)], (late, list(zip(early, got[len(wanted):])))
+
+
+def _note_versions(versions, node, grads):
+    versions[node] = [None if grad is None else grad._version for grad in grads]
+
+
+def _unchanged(known):
+    """Roots and gradients of a backward, from [(root, gradient, its version when it was made)]."""
+    if any(grad._version != version for _, grad, version in known):
+        raise RuntimeError("an autograd function of this stage, or of the one before it on this rank, wrote into "
+                           "the gradient that it got, which W needs: let its backward return a new tensor, or "
+                           "take a plan with full backwards such as 1f1b")
+    return [root for root, _, _ in known], [grad for _, grad, _ in known]
 
 
 def backward_weight(left, weights):
     """W: adds the gradients of the weights to their `.grad`, from what `backward_input` left."""
     if not STARTS_AT_EDGES:
-        roots, grads = left
-        if roots and weights:
-            torch.autograd.backward(roots, grads, inputs=weights)
+        if left and weights:
+            torch.autograd.backward(*_unchanged(left), inputs=weights)
         return
     late, early = left
-    for starts, grads, own in late:
-        if any(grad is None for grad in grads):
-            known = [(start, grad) for start, grad in zip(starts, grads) if grad is not None]
-            if not known:
-                continue
-            starts, grads = zip(*known)
-        torch.autograd.backward(starts, grads, inputs=own)
+    with _ExecGroup():
+        for known, own in late:
+            if known:
+                starts, grads = _unchanged(known)
+                try:
+                    torch.autograd.backward(starts, grads, inputs=own)
+                except RuntimeError as error:
+                    if "backward an extra time" not in str(error):
+                        raise
+                    raise RuntimeError("a selective checkpoint allows one backward, and the plan has B and W: "
+                                       "checkpoint without context_fn, let the plan recompute, or take a plan "
+                                       "with full backwards such as 1f1b") from error
     for leaf, grad in early:
         if grad is not None:
-            leaf.grad = grad.clone() if leaf.grad is None else leaf.grad.add_(grad)
+            _add(leaf, grad)

@@ -1,6 +1,7 @@
 """What F, B, W, BW, FB and R do to one stage of the model and one micro-batch."""
 
 import contextlib
+import warnings
 
 import torch
 
@@ -74,7 +75,7 @@ class Stage:
         self.number, self.module, self.loss_fn = number, module, loss_fn
         self.first, self.last = number == 0, last
         self.split, self.keep_rng = split, keep_rng
-        self.one = None
+        self.one, self.told = None, False
         self.sharded = sharded.is_sharded(module)
         self.begin(False)
 
@@ -178,7 +179,7 @@ class Stage:
 
     def start_grads(self, cell):
         if self.last:
-            if self.one is None or self.one.dtype != cell.loss.dtype:
+            if self.one is None or self.one.dtype != cell.loss.dtype or self.one._version:
                 self.one = torch.ones_like(cell.loss)
             return [self.one] * len(cell.roots)
         if cell.used is None:
@@ -217,6 +218,13 @@ class Stage:
                 x.grad = None
         else:
             dx, left = backward_input(cell.roots, self.start_grads(cell), inputs)
+            if left is None and not self.told:
+                self.told = True
+                warnings.warn(f"stage {self.number}: all weights are in compiled blocks or in autograd functions "
+                              "of Python or C++, which compute all gradients at once: B is a full backward and W "
+                              "does nothing. Plan with costs whose b has the time of both and whose w is 0, or "
+                              "take functions that leave their weight gradient to weight_grad=\"store\"",
+                              stacklevel=2)
         self._hand_back(cell, [torch.zeros_like(x) if grad is None else grad
                                for x, grad in zip(inputs, dx)])
         cell.x = cell.roots = cell.dy = None

@@ -12,7 +12,6 @@ import argparse
 import collections
 import datetime
 import json
-import os
 import pathlib
 import re
 import subprocess
@@ -20,8 +19,6 @@ import sys
 import tempfile
 import time
 import types
-
-os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # processes are forked, so this one leaves CUDA alone
 
 from torch_model import (Block, Reference, batch, dist, expect_success, loss_fn, rows_of, run_processes,
                          torch)
@@ -177,13 +174,19 @@ def work(rank, backend, megabytes, paths):
         large_messages(rank, device, plan, megabytes)
 
 
+def has_gpu():
+    """Asked in a process of its own: this one forks, and a fork cannot use CUDA that its parent began."""
+    ask = "import sys, torch; sys.exit(not torch.cuda.is_available())"
+    return subprocess.run([sys.executable, "-c", ask], check=False).returncode == 0
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("contraflow", help="the program, which makes the plans")
     parser.add_argument("--backend", choices=("nccl", "gloo"), default="nccl")
     parser.add_argument("--megabytes", type=int, default=64, help="of a large message")
     arguments = parser.parse_args()
-    if arguments.backend == "nccl" and not (torch.cuda.is_available() and dist.is_nccl_available()):
+    if arguments.backend == "nccl" and not (dist.is_nccl_available() and has_gpu()):
         print("SKIP: there is no GPU, or this torch has no NCCL")
         sys.exit(77)
     with tempfile.TemporaryDirectory() as folder:

@@ -103,6 +103,9 @@ def _process(work, rank, world, port, path, backend, arguments):
             dist.init_process_group(backend, rank=rank, world_size=world)
             work(rank, *arguments)
             dist.barrier()
+            if backend == "nccl":  # its barrier is done on this GPU before it is on others
+                torch.cuda.synchronize()
+                dist.destroy_process_group()
             sys.stderr.flush()
             os._exit(0)
         except BaseException:
@@ -119,8 +122,9 @@ class Processes:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         self._folder = tempfile.TemporaryDirectory()
-        fork = multiprocessing.get_context("fork")
-        self._processes = [fork.Process(target=_process, args=(work, rank, world, port,
+        # A fork has no CUDA where the parent has begun it, and torch may do that when it is imported.
+        method = multiprocessing.get_context("spawn" if backend == "nccl" else "fork")
+        self._processes = [method.Process(target=_process, args=(work, rank, world, port,
                                                                self._folder.name, backend, arguments))
                            for rank in range(world)]
         for process in self._processes:

@@ -5,11 +5,13 @@ import re
 import signal
 import time
 import unittest
+import unittest.mock
 
-from torch_model import (Block, Processes, batch, loss_fn, rows_of, torch)
+from torch_model import (Block, Processes, batch, dist, loss_fn, rows_of, torch)
 
 import contraflow as cf
 import contraflow.torch as cft
+from contraflow.torch.watch import Watch
 
 RANKS, MICROBATCHES = 3, 6
 
@@ -59,6 +61,40 @@ def other_plan(rank, text):
     cft.PlanSchedule(plan, {rank: Block(rank)}, loss_fn)
 
 
+def other_option(rank, text, name, value):
+    """Rank 1 has another value than the others, also of what only some ranks use."""
+    options = {name: value} if rank == 1 else {}
+    cft.PlanSchedule(cf.Plan.from_json(text), {rank: Block(rank)}, loss_fn, **options)
+
+
+OPTIONS = {"scale_grads": False, "variable_shapes": True, "weight_grad": "store", "keep_rng": False, "timeout": 7.0,
+           "grad_reduce": print, "on_step": print}
+
+
+def all_options(rank, text):
+    for name, value in OPTIONS.items():
+        try:
+            other_option(rank, text, name, value)
+        except ValueError as error:
+            assert f"process 1 has {name}=" in str(error) and "give all processes the same" in str(error), error
+        else:
+            raise AssertionError(name)
+
+
+def options_of_a_replica(rank, text):
+    """Process 3 differs, which is of the other pipeline and no replica of processes 0 and 2."""
+    pipelines = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    replicas = [dist.new_group([0, 2]), dist.new_group([1, 3])]
+    plan = cf.compile("1f1b", ranks=2, microbatches=2, data_parallel=2)
+    try:
+        cft.PlanSchedule(plan, {rank % 2: Block(rank % 2)}, loss_fn, pipelines[rank // 2],
+                         data_parallel=replicas[rank % 2], scale_grads=rank != 3)
+    except ValueError as error:
+        assert "process 3 has scale_grads=False, process 0 has scale_grads=True" in str(error), error
+    else:
+        raise AssertionError("taken")
+
+
 class Shrinks(Block):
     """Drops a row at its third forward."""
 
@@ -101,7 +137,8 @@ class FailureTest(unittest.TestCase):
         running = {(what, rank): Processes(RANKS, work, what, rank, text)
                    for what, rank in ((kill, 1), (kill, 0), (fail, 1), (hang, 1))}
         running.update((what, Processes(RANKS, what, text))
-                       for what in (without_loss, other_plan, other_shape, wrong_rows, variable_shape))
+                       for what in (without_loss, other_plan, other_shape, wrong_rows, variable_shape, all_options))
+        running[options_of_a_replica] = Processes(4, options_of_a_replica, text)
         cls.ended = {key: processes.results(30.0) for key, processes in running.items()}
         cls.took = time.monotonic() - begin
 
@@ -109,7 +146,8 @@ class FailureTest(unittest.TestCase):
         for key, results in self.ended.items():
             for rank, (code, printed) in enumerate(results):
                 self.assertIsNotNone(code, f"{key}, rank {rank}: {printed}")
-                self.assertEqual(code == 0, key is variable_shape, f"{key}, rank {rank}: {printed}")
+                fine = key in (variable_shape, all_options, options_of_a_replica)
+                self.assertEqual(code == 0, fine, f"{key}, rank {rank}: {printed}")
         self.assertLess(self.took, 25.0)
 
     def test_refused_together(self):
@@ -144,9 +182,47 @@ class FailureTest(unittest.TestCase):
         self.assertRegex(printed, r"\n  rank 1: failed: is in F s1 m2")
 
     def test_hanging(self):
-        printed = "".join(text for _, text in self.ended[hang, 1])
-        self.assertRegex(printed, r"\n  rank 1: is in F s1 m2 \(instruction \d+ of \d+\)")
+        for rank in (0, 2):
+            self.assertRegex(self.ended[hang, 1][rank][1], r"\n  rank 1: is in F s1 m2 \(instruction \d+ of \d+\)")
         self.assertIn("the step does not end by itself, so this process ends", self.ended[hang, 1][1][1])
+
+
+class StoreThatEnds:
+    """That of a process which ends after so many reads."""
+
+    def __init__(self, reads):
+        self.values, self.reads = {}, reads
+
+    def set(self, key, value):
+        self.values[key] = value.encode()
+
+    def add(self, key, number):
+        if self.reads == 0:
+            raise RuntimeError("Connection reset by peer")
+        return number
+
+    def get(self, key):
+        if self.reads == 0:
+            raise RuntimeError("Connection reset by peer")
+        self.reads -= 1
+        return self.values.get(key, b"7 waits for rank 1")
+
+
+@unittest.mock.patch("contraflow.torch.watch.PERIOD", 0.01)
+class ReportTest(unittest.TestCase):
+    def test_survives_the_store(self):
+        class Program:
+            def place(self):
+                return "waits for rank 1 (RECV_F s2 m0 from=1) at F s2 m0"
+        program = Program()
+        for reads, known in ((1, False), (3, True), (5, True)):
+            watch = Watch(StoreThatEnds(reads), 2, 3, program.place)
+            report = watch.fail("timed out")
+            self.assertIn("the process that holds the store has ended", report)
+            self.assertEqual("\n  rank 1: waits for rank 1" in report, known, report)
+            self.assertEqual("not known" in report, not known)
+        watch = Watch(StoreThatEnds(100), 2, 3, program.place)
+        self.assertRegex(watch.fail("timed out"), "^  rank 0: no sign of life; last: waits.*\n.*\n  rank 2: failed: waits")
 
 
 if __name__ == "__main__":

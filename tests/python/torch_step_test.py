@@ -5,6 +5,7 @@ import os
 import tempfile
 import threading
 import unittest
+import unittest.mock
 
 from torch_model import WIDTH, Block, Reference, batch, dist, loss_fn, torch
 
@@ -98,6 +99,94 @@ class StepTest(unittest.TestCase):
         self.assertTrue(torch.allclose(outputs, module(x, bias, 2)))
         outputs = schedule.step(x, target=y, return_outputs=True)
         self.assertTrue(torch.allclose(outputs, module(x)))
+
+    def test_only_rows_of_the_batch_are_chunked(self):
+        rows, count = 2 * MICROBATCHES, MICROBATCHES
+
+        class Looks(Block):
+            def forward(self, x, *more, **kwargs):
+                seen.append((more, kwargs))
+                return super().forward(x)
+        x, y = data()
+        for name in ("1f1b", "interleaved-1f1b"):
+            plan = plan_of(name, **{"chunks": 2} if name != "1f1b" else {})
+            stages, seen, targets = {s: Looks(s) for s in range(plan.stages)}, [], []
+
+            def loss(output, target):
+                targets.append(target)
+                return loss_fn(output, target["y"][0])
+            batch_rows = torch.arange(rows)
+            given = {"bias": batch_rows, "table": torch.zeros(3 * rows, WIDTH), "one": torch.zeros(1, 3, WIDTH),
+                     "number": torch.tensor(2.0), "text": "all", "none": None,
+                     "inside": {"mask": batch_rows, "both": (torch.zeros(rows + 1), [batch_rows])}}
+            schedule = PlanSchedule(plan, stages, loss)
+            for _ in range(2):
+                seen.clear(), targets.clear()
+                schedule.step(x, {"positions": batch_rows, "scale": torch.ones(3)} if name == "1f1b" else 0,
+                              target={"y": (y,), "weights": torch.ones(WIDTH)}, **given)
+                self.assertEqual(len(seen), count * plan.stages)
+                micro = {}
+                for more, kwargs in seen:
+                    m = int(kwargs["bias"][0]) // 2
+                    micro[m] = micro.get(m, 0) + 1
+                    part = [2 * m, 2 * m + 1]
+                    self.assertEqual([t.tolist() for t in (kwargs["bias"], kwargs["inside"]["mask"],
+                                                           kwargs["inside"]["both"][1][0])], [part] * 3)
+                    if more and isinstance(more[0], dict):
+                        self.assertEqual(more[0]["positions"].tolist(), part)
+                        self.assertEqual(len(more[0]["scale"]), 3)
+                    for name_of, value in given.items():
+                        if name_of not in ("bias", "inside"):
+                            self.assertIs(kwargs[name_of], value)
+                    self.assertEqual(len(kwargs["inside"]["both"][0]), rows + 1)
+                self.assertEqual(micro, {m: plan.stages for m in range(count)})
+                self.assertEqual([(len(t["y"][0]), len(t["weights"])) for t in targets], [(2, WIDTH)] * count)
+        with self.assertRaisesRegex(ValueError, "bias requires a gradient"):
+            PlanSchedule(plan_of(), {0: WithBias(0)}, loss_fn).step(x, target=y, bias=torch.ones(1, requires_grad=True))
+
+    def test_steps_add_up(self):
+        x, y = data()
+        for zeros in (None, 0.0):
+            stages, calls = {0: Block(0), 1: Block(1)}, []
+            schedule = PlanSchedule(plan_of("zb-v"), stages, loss_fn, grad_reduce=lambda s, module: calls.append(
+                (s, module.up.weight.grad.clone())), on_step=lambda s: calls.append(
+                (s, stages[s].up.weight.grad.clone())))
+            if zeros is not None:
+                for module in stages.values():
+                    for p in module.parameters():
+                        p.grad = torch.full_like(p, zeros)
+            held = [p.grad for p in stages[0].parameters()]
+            schedule.step(x, target=y)
+            once = {s: [p.grad.clone() for p in module.parameters()] for s, module in stages.items()}
+            schedule.eval(x)
+            for _ in range(2):
+                calls.clear()
+                schedule.step(x, target=y)
+            for s, module in stages.items():
+                for p, g in zip(module.parameters(), once[s]):
+                    self.assertTrue(torch.allclose(p.grad, 3 * g, rtol=1e-6))
+                reduced, stepped = (g for at, g in calls if at == s)
+                self.assertTrue(torch.equal(reduced, once[s][2]))
+                self.assertTrue(torch.allclose(stepped, 3 * once[s][2], rtol=1e-6))
+            if zeros is not None:
+                self.assertTrue(all(p.grad is g for p, g in zip(stages[0].parameters(), held)))
+        stages[0].down.bias.requires_grad_(False)
+        schedule.step(x, target=y)
+        self.assertTrue(torch.allclose(stages[0].down.bias.grad, 3 * once[0][5]))
+
+    def test_a_device_that_is_not_current(self):
+        with unittest.mock.patch("torch.cuda.current_device", lambda: 0):
+            with self.assertRaisesRegex(ValueError, r"rank 0 has its modules on cuda:1, .* call torch.cuda.set_device\(1\)"):
+                PlanSchedule(plan_of(), {0: Block(0)}, loss_fn, device="cuda:1")
+
+    def test_closed(self):
+        x, y = data()
+        schedule = PlanSchedule(plan_of(), {0: Block(0)}, loss_fn)
+        schedule.step(x, target=y)
+        schedule.close()
+        schedule.close()
+        with self.assertRaisesRegex(RuntimeError, "this schedule is closed"):
+            schedule.step(x, target=y)
 
     def test_chunks_on_one_rank(self):
         x, y = data()

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 
 from . import program as plans
+from .links import default_device
 from .sharded import check_sharded, is_sharded
 
 _WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel")
@@ -17,11 +18,15 @@ class Arguments:
     """The arguments of a PlanSchedule that its check needs, as this process has them."""
 
     def __init__(self, plan, ranks, replicas, stages, *, loss_fn, weight_grad, data_parallel, grad_reduce,
-                 on_step):
+                 on_step, device=None, **options):
         self.plan, self.ranks, self.replicas, self.stages = plan, ranks, replicas, stages
         self.rank = ranks.index(dist.get_rank())
         self.loss_fn, self.weight_grad = loss_fn, weight_grad
         self.data_parallel, self.grad_reduce, self.on_step = data_parallel, grad_reduce, on_step
+        self.device = device
+        self.options = dict(options, weight_grad=weight_grad)  # that all processes must have alike
+        for name, given in (("grad_reduce", grad_reduce), ("on_step", on_step)):
+            self.options[name] = "given" if given is not None else None
         self.shared = []
 
     def check(self):
@@ -54,6 +59,10 @@ class Arguments:
                              f"of as many processes, or grad_reduce= (there are {len(self.replicas)})")
         for stage, module in self.stages.items():
             self._check_module(stage, module)
+        device = torch.device(self.device or default_device(self.stages.values()))
+        if device.type == "cuda" and device.index not in (None, torch.cuda.current_device()):
+            raise ValueError(f"rank {self.rank} has its modules on {device}, and the current device is cuda:"
+                             f"{torch.cuda.current_device()}: call torch.cuda.set_device({device.index}) first")
         self.shared = _shared(plan, self.rank, self.stages)
         self._check_shared()
 
@@ -101,8 +110,8 @@ def _shared(plan, rank, stages):
 
 def agree(arguments):
     """Checks the arguments of all processes together, so that none waits for one that refuses its own,
-    that a pipeline has one plan, and that copies of stages share the same parameters. Returns a name for
-    this schedule."""
+    that a pipeline has one plan, that it and its replicas have the same options, and that copies of stages
+    share the same parameters. Returns a name for this schedule."""
     problem = None
     try:
         arguments.check()
@@ -113,15 +122,26 @@ def agree(arguments):
     stages = [] if problem else sorted(arguments.stages)
     said = [None] * dist.get_world_size()
     dist.all_gather_object(said, (problem and str(problem), mine, uuid.uuid4().hex, ranks,
-                                  arguments.replicas, stages, arguments.shared))
+                                  arguments.replicas, stages, arguments.shared, arguments.options))
     if problem is not None:
         raise problem
-    for rank, at in enumerate(ranks):
+    linked, found = {*ranks}, set()  # this pipeline, its replicas, and theirs
+    while linked != found:
+        found = set(linked)
+        linked.update(other for at in found for other in (*said[at][3], *said[at][4]))
+    for at in sorted(linked):
         if said[at][0] is not None:
             raise ValueError(f"process {at}: {said[at][0]}")
+    for rank, at in enumerate(ranks):
         if said[at][1] != mine:
             raise ValueError(f"rank {rank} has another plan than rank {arguments.rank}")
-    for at, (_, _, _, its_ranks, its_replicas, stages, shared) in enumerate(said):
+    first = min(linked)
+    for at in sorted(linked):
+        for name, value in said[first][7].items():
+            if said[at][7][name] != value:
+                raise ValueError(f"process {at} has {name}={said[at][7][name]}, process {first} has "
+                                 f"{name}={value}: give all processes the same")
+    for at, (_, _, _, its_ranks, its_replicas, stages, shared, _) in enumerate(said):
         for other in {*its_ranks, *its_replicas} if shared else ():
             common = {*stages} & {*said[other][5]}
             if _among(common, shared) != _among(common, said[other][6]):

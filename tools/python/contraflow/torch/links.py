@@ -5,7 +5,9 @@ message waits behind one of another edge or direction, and NCCL, which launches 
 program, can at worst serialize it, which the proof of the plan covers.
 """
 
+import contextlib
 import datetime
+import weakref
 
 import torch
 import torch.distributed as dist
@@ -28,6 +30,9 @@ class Links:
 
     def __init__(self, edges, sums, group=None, data_parallel=None, timeout=300.0, device=None):
         me = dist.get_rank()
+        if _discarded:
+            torch.cuda.synchronize()
+            _destroy(_discarded)
         self.ranks = members(group)
         self.rank = self.ranks.index(me)
         self.replicas = members(data_parallel) if data_parallel is not None else [me]
@@ -48,6 +53,9 @@ class Links:
             if len(processes) > 1:
                 self._sums[processes] = dist.new_group(list(processes), timeout=limit)
         self._replicas_of = replicas_of
+        mine = [group for at, group in (*self._edges.items(), *self._sums.items()) if me in at]
+        self._give_back = weakref.finalize(self, _give_back, mine)
+        self._give_back.atexit = False
         self._connect(torch.device(device) if device is not None else default_device())
 
     def _connect(self, device):
@@ -61,6 +69,11 @@ class Links:
         for processes, group in self._sums.items():
             if me in processes:
                 _complete(group.allreduce([element]), device)
+
+    def close(self):
+        """Gives the process groups back. Links that are dropped do the same."""
+        self._edges, self._sums = {}, {}
+        self._give_back()
 
     def edge(self, source, target):
         """The group of a directed edge between two ranks of the pipeline, and the place of the peer
@@ -86,8 +99,28 @@ class Links:
         return next(at for at, group in self._sums.items() if group is sum_group)
 
 
-def default_device():
-    """Where messages live if no module and no argument says it."""
+_discarded = []  # groups of NCCL, which are not destroyed in the middle of anything
+
+
+def _give_back(groups):
+    """Of links that are dropped or closed."""
+    if dist.is_initialized() and _uses_nccl():
+        _discarded.extend(groups)
+    else:
+        _destroy(groups)
+
+
+def _destroy(groups):
+    while groups:
+        with contextlib.suppress(RuntimeError, ValueError, AssertionError):  # the job may have ended them
+            dist.destroy_process_group(groups.pop())
+
+
+def default_device(modules=()):
+    """Where messages live if no argument says it: where the modules are."""
+    for module in modules:
+        for tensor in module.parameters():
+            return tensor.device
     return torch.device("cuda", torch.cuda.current_device()) if _uses_nccl() else torch.device("cpu")
 
 

@@ -6,20 +6,28 @@ from . import sharded
 
 
 class GradientSum:
-    """Of one stage; `weights` are those to sum with it in this step. `group` has all holders of the stage
-    and their replicas, None where that is one process; the sum is divided by `divisor`. Of a sharded stage
-    the average over its mesh is summed. `hook(stage,
+    """Of one stage. `group` has all holders of the stage and their replicas, None where that is one process;
+    the sum is divided by `divisor`. Of a sharded stage the average over its mesh is summed. `hook(stage,
     module)` then does what else has to be done over replicas."""
 
     def __init__(self, stage, group, divisor, hook=None):
         self._stage, self._group, self._divisor, self._hook = stage, group, divisor, hook
-        self.weights, self._going = [], []
+        self._weights, self._before, self._going = [], [], []
+
+    def begin(self, weights):
+        """Before a step: `weights` are those to sum with the stage. What they have in `.grad` is kept apart,
+        for it is complete."""
+        self._weights, self._before = weights, []
+        if torch.is_grad_enabled():
+            self._before = [(p, p.grad) for p in weights if p.grad is not None]
+            for p, _ in self._before:
+                p.grad = None
 
     def start(self):
-        """Behind the last weight gradient of the stage."""
+        """After the last weight gradient of the stage."""
         if self._stage.sharded:
             sharded.reduce(self._stage.module)
-        weights = self.weights
+        weights = self._weights
         if self._group is None:
             grads = [sharded.local(p.grad) for p in weights if p.grad is not None]
             if self._divisor != 1 and grads:
@@ -33,11 +41,19 @@ class GradientSum:
                                   for p in params])
                 self._going.append((self._group.allreduce([flat]), flat, params))
         if self._hook is not None:
-            self.finish()
+            self._wait()
             self._hook(self._stage.number, self._stage.module)
 
     def finish(self):
-        """Waits for the sum and puts it into `.grad`."""
+        """Waits for the sum and adds it to what was in `.grad`."""
+        self._wait()
+        for p, before in self._before:
+            if p.grad is not None:
+                before.add_(p.grad)
+            p.grad = before
+        self._before = []
+
+    def _wait(self):
         for work, flat, params in self._going:
             work.wait()
             if self._divisor != 1:

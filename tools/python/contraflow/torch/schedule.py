@@ -6,6 +6,7 @@ import time
 
 import torch
 import torch.distributed as dist
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from . import program as plans
 from . import trace
@@ -50,9 +51,12 @@ class PlanSchedule:
         ranks = members(group) if links is None else links.ranks
         replicas = members(data_parallel) if data_parallel is not None else [dist.get_rank()]
         token = agree(Arguments(plan, ranks, replicas, stages, loss_fn=loss_fn, weight_grad=weight_grad,
-                                data_parallel=data_parallel, grad_reduce=grad_reduce, on_step=on_step))
+                                data_parallel=data_parallel, grad_reduce=grad_reduce, on_step=on_step,
+                                scale_grads=bool(scale_grads), variable_shapes=bool(variable_shapes),
+                                device=device, keep_rng=bool(keep_rng), timeout=timeout))
         holders = plans.holders(plan)
-        self._device = device if device is not None else _device_of(stages.values())
+        self._device = torch.device(device) if device is not None else default_device(stages.values())
+        self._owns_links = links is None
         if links is None:
             links = Links(plans.edges(plan), {tuple(h) for h in holders}, group, data_parallel, timeout,
                           self._device)
@@ -76,7 +80,8 @@ class PlanSchedule:
         self._at = -1
         self._broken = False
         self._stepping = threading.Lock()
-        self._watch = Watch(_store(token), self.rank, plan.ranks, self._place)
+        self._store, self._step, self._rows = _store(token), 0, None
+        self._watch = Watch(self._store, self.rank, plan.ranks, self._place)
 
     # What the program comes down to
 
@@ -190,13 +195,15 @@ class PlanSchedule:
     # A step
 
     def step(self, *args, target=None, losses=None, return_outputs=False, **kwargs):
-        """One step: all micro-batches, forward and backward. `.grad` must be empty before it.
+        """One step: all micro-batches, forward and backward. Gradients are added to those in `.grad`.
 
         `args` is the input of the micro-batches whose first stage lives on this rank, `target` the
         target of those whose last stage does, both chunked along dimension 0 into these micro-batches
         in ascending order. With one route that is the whole batch on the first and on the last rank;
         DualPipe's halves start and end at both ends. Elsewhere both are ignored. `kwargs` go to the
-        modules of every stage; tensors among them are chunked into all micro-batches of the plan.
+        modules of every stage: tensors among them with as many rows as the whole batch are chunked into
+        all micro-batches of the plan, all others go whole to each. The same holds inside lists, tuples
+        and dicts, there for inputs and targets as well.
         `losses` is filled with the losses of the micro-batches that end here, in ascending order.
         Returns the outputs of the last stage in that order, concatenated, with `return_outputs`, else
         None."""
@@ -216,6 +223,8 @@ class PlanSchedule:
         if not self._stepping.acquire(blocking=False):
             raise RuntimeError(f"rank {self.rank}: another thread is in a step of this schedule")
         try:
+            if self._broken == "closed":
+                raise RuntimeError(f"rank {self.rank}: this schedule is closed: make another")
             if self._broken:
                 raise RuntimeError(f"rank {self.rank}: an earlier step failed; its messages may still be "
                                    "under way: begin again in a new process")
@@ -240,9 +249,11 @@ class PlanSchedule:
 
     def _fill(self, args, target, return_outputs, kwargs):
         self._check_rows(args, target)
-        columns = [self._chunks(x, len(self._first), "the input") for x in args if self._first]
-        targets = self._chunks(target, len(self._last), "target") if self._last else []
-        parts = {key: self._chunks(value, self.plan.microbatches, key) for key, value in kwargs.items()}
+        count = self.plan.microbatches
+        rows = self._batch_rows(args, target, kwargs)
+        columns = [self._parts(x, len(self._first), "the input", rows) for x in args if self._first]
+        targets = self._parts(target, len(self._last), "target", rows) if self._last else []
+        parts = {key: self._spread(value, count, key, rows) for key, value in kwargs.items()}
         for cell, *x in zip(self._first, *columns):
             cell.x = tuple(x)
         if target is not None:
@@ -258,7 +269,7 @@ class PlanSchedule:
             for p in self._stages[s].weights:
                 summed_with[p] = s
         for s, total in self._sums.items():
-            total.weights = [p for p, last in summed_with.items() if last == s]
+            total.begin([p for p, last in summed_with.items() if last == s])
 
     def _check_rows(self, args, target):
         starts, ends = len(self._first), len(self._last)
@@ -277,18 +288,56 @@ class PlanSchedule:
                 raise ValueError(f"rank {self.rank}: {given[0][0]} has {given[0][1]} rows, {name} "
                                  f"has {rows}: give the same rows of both, or a multiple in the target")
 
+    def _batch_rows(self, args, target, kwargs):
+        """How many rows all micro-batches of the plan have. A rank on which none starts asks the first one, if
+        it has something whose rows count."""
+        count, starts = self.plan.microbatches, len(self._first)
+        if starts:
+            given = next((len(x) for x in (*args, *tree_flatten(args)[0]) if _has_rows(x)), 0)
+            self._rows = given * count // starts
+            if self.plan.routes[0].ranks[0] == self.rank and (self._variable_shapes or self._step == 0):
+                self._store.set(f"rows/{self._step}", str(self._rows))
+                if self._step > self.plan.ranks:  # no rank is further behind
+                    self._store.delete_key(f"rows/{self._step - self.plan.ranks - 1}")
+        elif self._variable_shapes or self._rows is None:
+            whole = target if not torch.is_tensor(target) and self._last else None
+            if any(_has_rows(x) for x in tree_flatten((whole, kwargs))[0]):
+                at = self._step if self._variable_shapes else 0
+                self._rows = int(self._store.get(f"rows/{at}"))
+        self._step += 1
+        return self._rows
+
+    def _parts(self, value, count, name, rows):
+        """An input or a target for each of `count` micro-batches: a tensor is chunked, whatever it has."""
+        if torch.is_tensor(value):
+            return self._chunks(value, count, name)
+        return self._spread(value, count, name, rows and rows * count // self.plan.microbatches)
+
+    def _spread(self, value, count, name, rows):
+        """The same of what may hold tensors: those with so many rows are chunked, all else goes whole to each
+        micro-batch."""
+        leaves, form = tree_flatten(value)
+        columns = []
+        for leaf in leaves:
+            if torch.is_tensor(leaf):
+                self._check_leaf(leaf, name)
+            batch = _has_rows(leaf) and len(leaf) == rows
+            columns.append(self._chunks(leaf, count, name) if batch else [leaf] * count)
+        return [tree_unflatten([column[m] for column in columns], form) for m in range(count)]
+
+    def _check_leaf(self, value, name):
+        if value.requires_grad and torch.is_grad_enabled():
+            raise ValueError(f"rank {self.rank}: {name} requires a gradient, and step() gives gradients to "
+                             "parameters of stages alone: detach() it, or move what makes it into a stage")
+
     def _chunks(self, value, count, name):
-        if not torch.is_tensor(value):
-            return [value] * count
         has = f"rank {self.rank}: {name} has shape {list(value.shape)}, which does not chunk into {count} "
         if value.dim() == 0 or len(value) < count:
             raise ValueError(has + "micro-batches along dimension 0")
         if len(value) % count != 0 and not self._variable_shapes:
             raise ValueError(has + "micro-batches of the same size: leave the last batch out (drop_last of a "
                              "DataLoader), or pass variable_shapes=True")
-        if value.requires_grad and torch.is_grad_enabled():
-            raise ValueError(f"rank {self.rank}: {name} requires a gradient, and step() gives gradients to "
-                             "parameters of stages alone: detach() it, or move what makes it into a stage")
+        self._check_leaf(value, name)
         return value.detach().tensor_split(count)
 
     def _run(self, operations):
@@ -378,6 +427,15 @@ class PlanSchedule:
                            self._ends)
         trace.write(path, self.plan, self.links, rows)
 
+    def close(self):
+        """Gives back the process groups that the schedule made; those of `links=` stay. Nothing runs after
+        it. A schedule that is dropped does the same."""
+        self._broken = "closed"
+        self._watch.close()
+        self._operations, self._forwards, self._edges, self._sums = [], [], {}, {}
+        if self._owns_links:
+            self.links.close()
+
     def sync_parameters(self):
         """Gives all copies of a stage, on both its ranks and in all replicas, the parameters and buffers
         of the first. Every process calls it."""
@@ -406,13 +464,6 @@ def _posting_order(program):
 
 def _has_rows(value):
     return torch.is_tensor(value) and value.dim() > 0
-
-
-def _device_of(modules):
-    for module in modules:
-        for tensor in module.parameters():
-            return tensor.device
-    return default_device()
 
 
 def _store(token):

@@ -97,7 +97,7 @@ class Stage:
         self._open(cell)
         if cell.again:
             if self.keep_rng:
-                cell.rng = _rng_state(cell.x)
+                cell.rng = self._rng_state(cell)
             with torch.no_grad(), without_cast_cache():
                 self._close(cell, self.apply(cell))
         else:
@@ -115,7 +115,7 @@ class Stage:
     def forward_again(self, cell):
         """R: from the input that F kept, with the random numbers that F had."""
         if self.keep_rng:
-            now = _rng_state(cell.x)
+            now = self._rng_state(cell)
             _set_rng_state(cell.rng)
             cell.rng = None
             result = self.apply(cell)
@@ -174,6 +174,11 @@ class Stage:
             outputs = [y for y in outputs if differentiable(y)]
             cell.used = [y.requires_grad for y in outputs]
             cell.roots = [root_of(y) for y in outputs if y.requires_grad]
+
+    def _rng_state(self, cell):
+        tensors = [x for x in (*cell.x, *self.weights) if torch.is_tensor(x)]
+        device = next((x.device for x in tensors if x.is_cuda), None)
+        return torch.get_rng_state(), device, device and torch.cuda.get_rng_state(device)
 
     # B, W and BW
 
@@ -274,11 +279,6 @@ def without_cast_cache():
         yield
     finally:
         torch.set_autocast_cache_enabled(before)
-
-
-def _rng_state(inputs):
-    device = next((x.device for x in inputs if x.is_cuda), None)
-    return torch.get_rng_state(), device, device and torch.cuda.get_rng_state(device)
 
 
 def _set_rng_state(state):

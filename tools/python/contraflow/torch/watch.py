@@ -39,6 +39,7 @@ class Watch:
         self._beat = 0
         self._active = self._failed = False
         self._thread = self._reason = None
+        self._seen = []  # what all ranks were doing, at most twice: the newest last
         self._post("between steps")
 
     def begin(self):
@@ -51,6 +52,10 @@ class Watch:
     def end(self):
         self._active = False
 
+    def close(self):
+        """Ends the watch."""
+        self._failed = True
+
     def fail(self, cause):
         """Tells the other ranks why this one stops, and returns what each was doing."""
         self._active, self._failed = False, True
@@ -59,24 +64,27 @@ class Watch:
             self._post(f"failed: {place}: {cause:.300}".split("\n")[0])
             if self._store.add("failures", 1) == 1:
                 self._store.set("reason", f"rank {self._rank} {place}: {cause}")
-            before = self._read()
+            self._read()
             if self._ranks > 1:
                 time.sleep(2.5 * PERIOD)
-            now = self._read()
+            self._read()
+            lines, before = [], self._seen[-2]
         except RuntimeError:
+            lines, before = ["  the process that holds the store has ended; before that:"], None
             if self._reason is not None:
-                return f"  first, {self._reason}; since then the process that holds the store has ended"
-            return "  what the other ranks do is not known: the process that holds the store has ended"
-        lines = []
-        for rank in range(self._ranks):
-            text = now[rank].split(" ", 1)[1]
-            if now[rank] == before[rank] and not text.startswith("failed"):
+                lines.append(f"  first, {self._reason}")
+            if not self._seen:
+                return "  what the other ranks do is not known: the process that holds the store has ended"
+        for rank, now in enumerate(self._seen[-1]):
+            text = now.split(" ", 1)[1]
+            if before is not None and now == before[rank] and not text.startswith("failed"):
                 text = f"no sign of life; last: {text}"
             lines.append(f"  rank {rank}: {text}")
         return "\n".join(lines)
 
     def _read(self):
-        return [self._store.get(f"at/{rank}").decode() for rank in range(self._ranks)]
+        now = [self._store.get(f"at/{rank}").decode() for rank in range(self._ranks)]
+        self._seen = [*self._seen[-1:], now]
 
     def _post(self, text):
         self._beat += 1
@@ -94,6 +102,7 @@ class Watch:
                 self._post(text)
                 if self._active and self._store.add("failures", 0) > 0:
                     reason = self._reason = self._store.get("reason").decode()
+                    self._read()
             except RuntimeError:
                 if not self._active:  # the job is ending
                     self._thread = None

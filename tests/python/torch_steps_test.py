@@ -1,0 +1,147 @@
+"""Steps of several processes: rows on ranks without input, gradients that add up, groups that are given back,
+and the order in which they are connected."""
+
+import gc
+import os
+import unittest
+import unittest.mock
+
+from torch_model import Block, Processes, batch, dist, loss_fn, rows_of, torch
+
+import contraflow as cf
+from contraflow.torch import Links, PlanSchedule, links
+
+RANKS, MICROBATCHES = 3, 6
+
+
+class Counts(Block):
+    """Adds a column of the batch that each stage gets, and a table that is no part of it."""
+
+    def forward(self, x, column, inside):
+        assert inside["table"].shape == (2 * MICROBATCHES + 6, 8), inside["table"].shape
+        return super().forward(x) + column.view(-1, 1) + inside["table"][0]
+
+
+def arguments(plan, rank, rows):
+    x = torch.linspace(0, 1, rows * 8).view(rows, 8)
+    first = (x,) if rank == 0 else ()
+    target = {"target": {"y": 2 * x, "of all": torch.ones(5)}} if rank == plan.ranks - 1 else {}
+    return first, target, {"column": torch.linspace(0, 1, rows),
+                           "inside": {"table": torch.ones(2 * MICROBATCHES + 6, 8)}}
+
+
+def rows_on_all_ranks(rank):
+    """The same as one process on every rank, also where the number of rows changes."""
+    def loss(output, target):
+        assert len(target["of all"]) == 5
+        return loss_fn(output, target["y"])
+    plan = cf.compile("1f1b", ranks=RANKS, microbatches=MICROBATCHES)
+    for changes, all_rows in ((False, (12, 12)), (True, (12, 13, 7, 12, 6, 14, 12, 12))):
+        module = Counts(rank)
+        schedule = PlanSchedule(plan, {rank: module}, loss, variable_shapes=changes)
+        for at, rows in enumerate(all_rows):
+            first, target, kwargs = arguments(plan, rank, rows)
+            if not changes and at == 0 and rank == 1:
+                schedule.step(**{"column": kwargs["column"], "inside": kwargs["inside"]})
+            else:
+                schedule.step(*first, **target, **kwargs)
+            module.zero_grad(set_to_none=True)
+        schedule.step(*arguments(plan, rank, 12)[0], **arguments(plan, rank, 12)[1], **arguments(plan, rank, 12)[2])
+        stages = [Counts(s) for s in range(RANKS)]
+        (x,), _, kwargs = arguments(plan, 0, 12)
+        for part, column in zip(x.chunk(MICROBATCHES), kwargs["column"].chunk(MICROBATCHES)):
+            y = part
+            for stage in stages:
+                y = stage(y, column, kwargs["inside"])
+            (loss_fn(y, 2 * part) / MICROBATCHES).backward()
+        for p, q in zip(module.parameters(), stages[rank].parameters()):
+            assert torch.allclose(p.grad, q.grad, rtol=1e-5, atol=1e-6)
+
+
+def steps_add_up(rank):
+    """Where both holders of a stage sum, and over replicas."""
+    plan = cf.compile("dualpipe", ranks=2, microbatches=4)
+    modules = {s: Block(s) for s in plan.stages_of(rank)}
+    schedule = PlanSchedule(plan, modules, loss_fn)
+    inputs, targets = batch(plan.microbatches)
+    for times in (1, 2):
+        schedule.step(rows_of(plan, rank, 0, inputs), target=rows_of(plan, rank, 1, targets))
+        if times == 1:
+            once = {p: p.grad.clone() for module in modules.values() for p in module.parameters()}
+    for p, g in once.items():
+        assert torch.allclose(p.grad, 2 * g, rtol=1e-5, atol=1e-7)
+
+
+def groups_are_given_back(rank):
+    def descriptors():
+        gc.collect()
+        return len(os.listdir("/proc/self/fd"))
+    plan = cf.compile("dualpipe", ranks=2, microbatches=4)
+    modules = {s: Block(s) for s in plan.stages_of(rank)}
+    shared = Links({(0, 1), (1, 0)}, {(0, 1)})
+    inputs, targets = batch(plan.microbatches)
+    counts = []
+    for options in ({}, {}, {"close": True}, {"links": shared}, {}):
+        close = options.pop("close", False)
+        schedule = PlanSchedule(plan, modules, loss_fn, **options)
+        schedule.step(rows_of(plan, rank, 0, inputs), target=rows_of(plan, rank, 1, targets))
+        if close:
+            schedule.close()
+            counts.append(descriptors())
+        del schedule
+        counts.append(descriptors())
+        dist.barrier()
+    assert max(counts) <= min(counts) + 2, counts
+    shared.close()
+    assert descriptors() < min(counts), counts
+
+
+def one_order(rank):
+    """All ranks connect in the order of the pairs, both ends of each before the next."""
+    order, groups = [], {}
+    new_group = dist.new_group
+
+    class Spied:
+        def __init__(self, ranks):
+            self.ranks, self.group = tuple(ranks), new_group(ranks)
+
+        def send(self, tensors, peer, tag):
+            order.append((rank, self.ranks[peer]))
+            return self.group.send(tensors, peer, tag)
+
+        def recv(self, tensors, peer, tag):
+            order.append((self.ranks[peer], rank))
+            return self.group.recv(tensors, peer, tag)
+
+        def allreduce(self, tensors):
+            order.append(self.ranks)
+            return self.group.allreduce(tensors)
+
+    def spied(ranks, timeout, pg_options=None):
+        return groups.setdefault((*ranks, len(groups)), Spied(ranks))
+    edges = {(0, 1), (1, 0), (1, 2), (2, 1), (2, 0), (0, 2)}
+    with unittest.mock.patch("torch.distributed.new_group", spied):
+        made = Links(edges, {(0, 2), (1,)})
+    assert order == sorted(e for e in edges if rank in e) + ([(0, 2)] if rank != 1 else []), order
+    made._give_back.detach()
+
+
+class StepsTest(unittest.TestCase):
+    def test_all(self):
+        running = {work: Processes(world, work) for work, world in (
+            (rows_on_all_ranks, 3), (steps_add_up, 2), (groups_are_given_back, 2), (one_order, 3))}
+        for work, processes in running.items():
+            for code, printed in processes.results(60.0):
+                with self.subTest(work.__name__):
+                    self.assertEqual(code, 0, printed)
+
+    @unittest.skipUnless(hasattr(dist, "ProcessGroupNCCL"), "this torch has no NCCL")
+    def test_edges_take_two_multiprocessors(self):
+        with unittest.mock.patch("contraflow.torch.links._uses_nccl", lambda: True):
+            options = links._options(links.datetime.timedelta(seconds=7))
+        self.assertTrue(options.is_high_priority_stream)
+        self.assertEqual((options.config.max_ctas, options._timeout.seconds), (2, 7))
+
+
+if __name__ == "__main__":
+    unittest.main()

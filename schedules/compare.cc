@@ -3,13 +3,16 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <cstdio>
 #include <future>
 #include <utility>
 
 #include "compiler/lower/interleave.h"
 #include "compiler/plan/error.h"
+#include "compiler/plan/memory_limit.h"
 #include "compiler/plan/plan.h"
 #include "compiler/plan/text.h"
+#include "compiler/simulate/simulate.h"
 #include "schedules/compile.h"
 #include "schedules/made_plans.h"
 #include "schedules/published/rows.h"
@@ -36,9 +39,20 @@ struct Built {
 Built Build(Spec spec, const CostModel& costs, const CompareRequest& request, Level level) {
   const std::string& memory_limit = request.memory_limit;
   spec.costs = costs;
-  if (!memory_limit.empty()) spec.memory_limit = MemoryLimitOf(spec, memory_limit);
+  const bool searched = spec.schedule == kAuto.name;
+  if (request.assumed_limit) {
+    // Published schedules are shown as they are.
+    if (searched) spec.memory_limit = LimitOf1F1B(spec, request.held_by_1f1b);
+  } else if (!memory_limit.empty()) {
+    spec.memory_limit = MemoryLimitOf(spec, memory_limit);
+  }
   Plan plan = Compile(spec, {.level = level, .control = request.control, .any_device = true});
-  const std::optional<int64_t> limit = plan.provenance ? std::nullopt : spec.memory_limit;
+  std::optional<int64_t> limit = plan.provenance ? std::nullopt : spec.memory_limit;
+  if (request.assumed_limit && !searched) {
+    const int64_t assumed = LimitOf1F1B(spec, request.held_by_1f1b);
+    const Simulation run = Simulate(plan, *plan.costs, Keep::kFigures);
+    if (MemoryLimit(*plan.costs, assumed).Fits(run)) limit = assumed;
+  }
   Report report = MakeReport(plan, *plan.costs, limit, Keep::kFigures);
   return {std::move(plan), std::move(report)};
 }
@@ -49,6 +63,7 @@ void Fill(const Built& built, const CompareRequest& request, CompareRow* row) {
   row->provenance = plan.provenance;
   row->stages = plan.stages;
   row->twice = plan.routes.size() > 1;
+  row->memory = ActivationsHeld(plan, *plan.costs, built.report.simulation) / request.held_by_1f1b;
   const RecomputedCells recomputed(plan);
   for (int s = 0; s < plan.stages; ++s) {
     if (recomputed.HasStage(s)) row->recomputed.push_back(s);
@@ -56,6 +71,8 @@ void Fill(const Built& built, const CompareRequest& request, CompareRow* row) {
   for (const Program& program : plan.programs) {
     row->offloaded += std::count_if(program.begin(), program.end(),
                                     [](const Instruction& i) { return i.op == Op::OFFLOAD; });
+    row->pairs = row->pairs ||
+                 std::ranges::any_of(program, [](const Instruction& i) { return i.op == Op::FB; });
   }
   row->messages = MessageCount(plan);
   if (plan.costs->comm.bytes > 0) row->message_bytes = row->messages * plan.costs->comm.bytes;
@@ -83,10 +100,13 @@ Built PublishedOnly(const Spec& spec, const CostModel& costs, const CompareReque
   return chunks;
 }
 
-/// Derives chunk costs where there are none; returns, with components, those of chunks that overlap
-/// as in the papers.
+/// Derives chunk costs where there are none, and finds what 1F1B holds; returns, with components,
+/// those of chunks that overlap as in the papers.
 CostModel Prepare(CompareRequest* request) {
   CostModel& costs = request->spec.costs;
+  if (request->held_by_1f1b == 0) {
+    request->held_by_1f1b = HeldBy1F1B(request->spec, request->control.made);
+  }
   if (costs.moe && costs.stages.empty()) {
     DeriveChunkCosts(&costs, request->overlap());
     request->components = true;
@@ -96,6 +116,9 @@ CostModel Prepare(CompareRequest* request) {
   DeriveChunkCosts(&published, Overlap::kPublished);
   return published;
 }
+
+/// Half of the last digit of a multiple.
+constexpr double kRounded = 0.005;
 
 /// `published`: what Prepare returned.
 CompareRow MakeRow(const Schedule& schedule, const CompareRequest& request,
@@ -113,6 +136,8 @@ CompareRow MakeRow(const Schedule& schedule, const CompareRequest& request,
       Fill(Build(spec, spec.costs, request, Level::kComponent), request, &row);
       row.published = Build(spec, published, request, Level::kComm).report;
     }
+    // As it is printed: 1.00x.
+    row.fits = !request.assumed_limit || row.memory < 1 + kRounded;
     const std::vector<int64_t> devices = DevicesOf(spec);
     for (size_t r = 0; r < devices.size(); ++r) {
       row.fits = row.fits && row.report->memory[r].total() <= devices[r];
@@ -128,17 +153,20 @@ CompareRow MakeRow(const Schedule& schedule, const CompareRequest& request,
   return row;
 }
 
-/// What a shorter step must save to be worth anything less simple.
-constexpr double kWorthwhile = 0.01;
+/// What a shorter step must save to be worth anything less simple, and what more memory is none.
+constexpr double kWorthwhile = 0.01, kMoreMemory = 1.1;
 
-/// From the simplest: 1F1B, then in the order of the table, where what is searched is last.
+/// From the simplest: 1F1B, then in the order of Schedules(), where what is searched is last.
 std::vector<const CompareRow*> SimplestFirst(std::span<const CompareRow> rows) {
   std::vector<const CompareRow*> fit;
   for (const CompareRow& row : rows) {
     if (row.report && row.fits) fit.push_back(&row);
   }
-  std::stable_partition(fit.begin(), fit.end(),
-                        [](const CompareRow* row) { return row->schedule == kOneFOneB.name; });
+  std::ranges::stable_sort(fit, {}, [](const CompareRow* row) {
+    if (row->schedule == kOneFOneB.name) return std::pair<std::ptrdiff_t, bool>(-1, false);
+    const auto at = std::ranges::find(Schedules(), row->schedule, &Schedule::name);
+    return std::pair(at - Schedules().begin(), row->twice);
+  });
   return fit;
 }
 
@@ -161,57 +189,69 @@ const CompareRow* BestOther(const std::vector<const CompareRow*>& fit, const Com
 }
 
 std::string Name(const CompareRow& row) {
-  if (!row.provenance && row.report->schedule == row.schedule) return row.schedule;
-  if (!row.provenance) {
-    return row.schedule + " (" + row.report->schedule + " with " + std::to_string(row.stages) +
-           " stages)";
-  }
-  // What policies are called means nothing to those who did not write them.
-  const std::string& from = row.provenance->from;
-  const bool published = from.find(' ') == std::string::npos;
-  return row.schedule + " (" + row.provenance->placement + " placement" +
-         (published ? ", from " + from : "") + ")";
+  if (row.schedule == kOneFOneB.name) return "1F1B (1f1b)";
+  if (row.provenance) return row.schedule + " (" + row.provenance->placement + ")";
+  if (row.report->schedule == row.schedule) return row.schedule;
+  return row.schedule + " (" + row.report->schedule + " with " + std::to_string(row.stages) +
+         " stages)";
 }
 
-/// "12.3 % shorter than 1f1b", or that nothing else fits.
-std::string Gain(const CompareRow& taken, const std::vector<const CompareRow*>& fit) {
+/// "12.30 % shorter than 1f1b"
+std::string Gain(const CompareRow& taken, const CompareRow& than) {
+  const double gain = ShorterBy(taken, than);
+  if (gain == 0) return "as long as " + than.schedule;
+  return FormatPercent(std::abs(gain)) + (gain < 0 ? " longer than " : " shorter than ") +
+         than.schedule;
+}
+
+/// What the row gains over 1F1B, which may not fit, and over the best other published row.
+std::string Gains(const CompareRow& taken, const std::vector<const CompareRow*>& fit,
+                  const CompareRow* one_f_one_b) {
   const CompareRow* const other = BestOther(fit, &taken);
-  if (other == nullptr) return "nothing else fits";
-  const CompareRow* const simplest = fit.front();
   std::string text;
-  if (simplest != &taken && simplest != other) {
-    text = FormatPercent(ShorterBy(taken, *simplest)) + " shorter than " + simplest->schedule +
-           " and ";
+  if (one_f_one_b != nullptr && one_f_one_b != &taken) {
+    text = ", " + Gain(taken, *one_f_one_b) + (one_f_one_b->fits ? "" : ", which does not fit");
   }
-  const double gain = ShorterBy(taken, *other);
-  const std::string than =
-      gain == 0 ? std::string("as long as ")
-                : FormatPercent(std::abs(gain)) + (gain < 0 ? " longer than " : " shorter than ");
-  return text + than + other->schedule + ", the best other published schedule that fits";
+  if (fit.size() == 1) return text + "; nothing else fits";
+  if (other == nullptr || other == one_f_one_b) return text;
+  const bool longer = ShorterBy(taken, *other) < 0;
+  return text + ", " + (longer ? "only " : "") + Gain(taken, *other) +
+         (longer ? ", and simpler" : " (best other published that fits)");
 }
 
-/// What the fullest rank holds, beside that of the best other.
-std::string Price(const CompareRow& taken, const std::vector<const CompareRow*>& fit) {
-  std::string text = taken.twice ? "; every rank holds the parameters of two stages" : "";
-  const auto holds = [](const CompareRow& row) { return row.total.value_or(0); };
-  if (holds(taken) == 0) return text;
-  text += "; its fullest rank holds " + FormatBytes(holds(taken));
-  const CompareRow* const other = BestOther(fit, &taken);
-  if (other == nullptr || holds(*other) == holds(taken)) return text;
-  return text + " against " + FormatBytes(holds(*other)) + " with " + other->schedule;
+/// What it holds, beside 1F1B.
+std::string Price(const CompareRow& taken, const CompareRow* one_f_one_b) {
+  std::string text =
+      "at most " + FormatPercent(taken.report->gap()) + " above the best of its placement; ";
+  if (taken.twice) text += "parameters twice; ";
+  if (const int64_t total = taken.total.value_or(0); total > 0) {
+    text += "fullest rank " + FormatBytes(total);
+    if (one_f_one_b != nullptr && one_f_one_b != &taken) {
+      text += ", 1F1B's " + FormatBytes(one_f_one_b->total.value_or(0));
+    }
+    text += "; ";
+  }
+  char times[32];
+  std::snprintf(times, sizeof times, "%.2f", taken.memory);
+  return text + "holds " + times + " times 1F1B's activations";
 }
 
-/// Rows within a hundredth of the shortest, but for those that hold parameters twice where others
-/// are.
+/// Rows within a hundredth of the shortest, but for those that hold parameters twice, or more than
+/// 1F1B and others, where some do not.
 std::vector<const CompareRow*> WorthTaking(const std::vector<const CompareRow*>& fit) {
   const CompareRow* const shortest = *std::min_element(fit.begin(), fit.end(), Shorter);
-  std::vector<const CompareRow*> close, once;
+  std::vector<const CompareRow*> close;
   for (const CompareRow* row : fit) {
-    if (ShorterBy(*shortest, *row) > kWorthwhile) continue;
-    close.push_back(row);
-    if (!row->twice) once.push_back(row);
+    if (ShorterBy(*shortest, *row) <= kWorthwhile) close.push_back(row);
   }
-  return once.empty() ? close : once;
+  const auto drop = [&](const auto& costly) {
+    if (!std::ranges::all_of(close, costly)) std::erase_if(close, costly);
+  };
+  drop([](const CompareRow* row) { return row->twice; });
+  double least = INFINITY;
+  for (const CompareRow* row : close) least = std::min(least, row->memory);
+  drop([&](const CompareRow* row) { return row->memory > kMoreMemory * std::max(1.0, least); });
+  return close;
 }
 
 /// Why none of the rows is a plan, where that is the same for all; else "".
@@ -246,17 +286,23 @@ std::string NothingFits(std::span<const CompareRow> rows) {
 
 }  // namespace
 
+bool CompareRequest::includes(std::string_view schedule) const {
+  if (no_auto && schedule == kAuto.name) return false;
+  return schedules.empty() || std::ranges::count(schedules, schedule) > 0;
+}
+
 CompareRow CompareSchedule(const Schedule& schedule, const CompareRequest& asked) {
   CompareRequest request = asked;
-  return MakeRow(schedule, request, Prepare(&request));
+  const CostModel published = Prepare(&request);
+  return MakeRow(schedule, request, published);
 }
 
 std::vector<CompareRow> Compare(const CompareRequest& asked,
                                 const std::function<void(std::string_view)>& started) {
   CompareRequest request = asked;
-  const CostModel published = Prepare(&request);
   MadePlans made;
   request.control.made = &made;
+  const CostModel published = Prepare(&request);
   // `auto` is searched beside all the others, and heard of once these are there.
   std::atomic<bool> heard = false;
   CompareRequest searched = request;
@@ -267,14 +313,15 @@ std::vector<CompareRow> Compare(const CompareRequest& asked,
   }
   const auto search = [&] { return MakeRow(kAuto, searched, published); };
   std::future<CompareRow> found;
-  if (!request.no_auto) found = std::async(std::launch::async | std::launch::deferred, search);
+  if (request.includes(kAuto.name))
+    found = std::async(std::launch::async | std::launch::deferred, search);
   std::vector<CompareRow> rows;
   for (const Schedule* schedule : Schedules()) {
-    if (schedule == &kAuto) continue;
+    if (schedule == &kAuto || !request.includes(schedule->name)) continue;
     if (started) started(schedule->name);
     rows.push_back(MakeRow(*schedule, request, published));
   }
-  if (request.no_auto) return rows;
+  if (!request.includes(kAuto.name)) return rows;
   if (started) started(kAuto.name);
   heard = true;
   rows.push_back(found.get());
@@ -303,32 +350,26 @@ std::string RejectedByAll(const CompareRequest& request, std::span<const Compare
 
 Advice Advise(std::span<const CompareRow> rows) {
   const std::vector<const CompareRow*> fit = SimplestFirst(rows);
-  if (fit.empty()) return {"", NothingFits(rows), nullptr};
-  const CompareRow* const shortest = *std::min_element(fit.begin(), fit.end(), Shorter);
+  if (fit.empty()) return {.schedule = "", .text = NothingFits(rows)};
   const CompareRow& taken = *WorthTaking(fit).front();
-  const Report& report = *taken.report;
-  std::string figures = FormatWithUnit(taken.makespan(), report.unit) + ", " +
-                        FormatPercent(report.gap()) + " above the bound of its placement";
-  const bool layered = !report.partition.empty();
-  if (!taken.provenance) figures += layered ? ", memory" : " and memory";
-  const bool any = report.any_partition == report.bound.value;
-  if (layered) figures += any ? " and any partition" : " and partition";
-  if (report.any_partition && !any) {
-    figures += ", " + FormatPercent(report.gap_to_any_partition()) + " above that of any partition";
+  const auto baseline = std::ranges::find_if(
+      rows, [](const CompareRow& row) { return row.report && row.schedule == kOneFOneB.name; });
+  const CompareRow* const one_f_one_b = baseline == rows.end() ? nullptr : &*baseline;
+  Advice advice = {.schedule = taken.schedule, .text = "take " + Name(taken) + ": ", .row = &taken};
+  advice.text += FormatWithUnit(taken.makespan(), taken.report->unit);
+  if (&taken == one_f_one_b && fit.size() > 1) {
+    const CompareRow& shortest = **std::min_element(fit.begin(), fit.end(), Shorter);
+    const double gain = ShorterBy(shortest, taken);
+    advice.text += gain > 0 ? "; the shortest that fits, " + shortest.schedule +
+                                  ", saves no more than " + FormatPercent(gain)
+                            : std::string("; nothing that fits is shorter");
+  } else {
+    advice.text += Gains(taken, fit, one_f_one_b);
   }
-  if (taken.schedule == kOneFOneB.name) {
-    const double gain = ShorterBy(*shortest, taken);
-    return {taken.schedule,
-            "take 1F1B (1f1b): nothing is simpler, and " +
-                (gain > 0 ? "the shortest that fits, " + shortest->schedule +
-                                ", saves no more than " + FormatPercent(gain)
-                          : std::string("nothing that fits is shorter")) +
-                "; " + figures + Price(taken, fit),
-            &taken};
-  }
-  return {taken.schedule,
-          "take " + Name(taken) + ": " + Gain(taken, fit) + "; " + figures + Price(taken, fit),
-          &taken};
+  advice.text += "; ";
+  advice.price = advice.text.size();
+  advice.text += Price(taken, one_f_one_b);
+  return advice;
 }
 
 }  // namespace contraflow

@@ -24,8 +24,12 @@ struct CompareRequest {
   /// it means another number for schedules with other stages (MemoryLimitOf). spec.memory_limit is
   /// not looked at.
   std::string memory_limit = {};
+  /// The limit is 1x because none is known: `auto` holds no more than 1F1B does, and published rows
+  /// that hold more do not fit.
+  bool assumed_limit = false;
   SearchControl control = {};  ///< of the search of `auto`; reports come from its thread
   bool no_auto = false;        ///< leaves `auto` out
+  std::vector<std::string> schedules = {};  ///< those to compare; empty: all
   /// Where the shortest that `auto` finds holds parameters twice: before it, a row with the
   /// shortest that holds them once (Placement::kSingle).
   bool single_too = false;
@@ -34,7 +38,11 @@ struct CompareRequest {
   /// papers' overlap of chunks beside it. Holds where the costs have "moe" and no chunk costs in
   /// any case.
   bool components = false;
+  /// Samples of a step and of a micro-batch; 0: not known.
+  int64_t global_batch = 0, samples = 0;
+  double held_by_1f1b = 0;  ///< HeldBy1F1B; 0: Compare finds it
 
+  bool includes(std::string_view schedule) const;
   bool recomputes() const { return spec.recompute.choice != Recompute::Choice::kNone; }
   Overlap overlap() const { return spec.costs.derived.value_or(Overlap::kAll); }
 };
@@ -50,7 +58,9 @@ struct CompareRow {
   std::optional<int64_t> message_bytes;  ///< of all of them, where the costs say
   std::optional<int64_t> parameters;     ///< bytes of the rank that holds most, likewise
   std::optional<int64_t> total;          ///< of all that the fullest rank holds, likewise
-  bool fits = true;                      ///< no rank holds more than its device (DevicesOf)
+  double memory = 0;                     ///< of activations, as a multiple of 1F1B's
+  bool pairs = false;                    ///< has F&B pairs
+  bool fits = true;                      ///< no rank holds more than its device or the limit
   std::vector<int> recomputed;           ///< stages, ascending
   int64_t offloaded = 0;                 ///< cells that wait in the memory of the host
   /// Where the report is of components that overlap as far as they can: chunk by chunk as in the
@@ -80,12 +90,14 @@ std::string RejectedByAll(const CompareRequest& request, std::span<const Compare
 struct Advice {
   std::string schedule;  ///< "" where none fits
   std::string text;
+  size_t price = 0;                 ///< where in it the part on memory begins; 0: nowhere
   const CompareRow* row = nullptr;  ///< null where none fits
 };
 
 /// The simplest of the rows that fit whose step is within a hundredth of the shortest: 1F1B where
-/// nothing gains more than that, and none that holds parameters twice where one that holds them
-/// once is as good. Says what it gains in time and what it costs in memory.
+/// nothing gains more than that, and none that holds parameters twice, or a tenth more activations
+/// than 1F1B, where one that does not is as good. Says what it gains in time over 1F1B and the best
+/// other published row that fits, then what it costs in memory.
 Advice Advise(std::span<const CompareRow> rows);
 
 }  // namespace contraflow

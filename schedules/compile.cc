@@ -1,6 +1,7 @@
 #include "schedules/compile.h"
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 #include <vector>
 
@@ -14,6 +15,7 @@
 #include "schedules/partition/stages.h"
 #include "schedules/published/rows.h"
 #include "schedules/registry.h"
+#include "schedules/report.h"
 #include "schedules/search/candidates.h"
 #include "schedules/target.h"
 
@@ -266,6 +268,30 @@ int64_t MemoryLimitOf(const Spec& spec, const std::string& text) {
   throw Error("`memory_limit`: has no room for one activation of a stage of " + spec.schedule +
               ", which is " + std::to_string(counted / stages) + " of those that the costs list; " +
               "raise it to " + std::to_string(counted / stages));
+}
+
+double HeldBy1F1B(Spec spec, MadePlans* made) {
+  spec.schedule = kOneFOneB.name;
+  spec.chunks = 0;
+  spec.memory_limit.reset();
+  spec.device_memory.reset();
+  for (RankCost& rank : spec.costs.ranks) rank.memory_bytes.reset();
+  spec.recompute = {};
+  spec.offload = {};
+  spec.target = Target::kAny;
+  if (!spec.partition) spec.partition.emplace();
+  try {
+    const Plan plan =
+        Compile(spec, {.level = Level::kComm, .control = {.made = made}, .any_device = true});
+    return ActivationsHeld(plan, *plan.costs, Simulate(plan, *plan.costs, Keep::kFigures));
+  } catch (const Error&) {
+    // A partition of more stages, or too few layers.
+    return static_cast<double>(ParseMemoryLimit("1x", spec, spec.ranks));
+  }
+}
+
+int64_t LimitOf1F1B(const Spec& spec, double held) {
+  return CountsBytes(spec.costs) ? std::llround(held) : MemoryLimitOf(spec, "1x");
 }
 
 }  // namespace contraflow

@@ -47,4 +47,12 @@ Spec WithStages(Spec spec);
 /// Throws Error if it means none, or the spec is out of range.
 int64_t MemoryLimitOf(const Spec& spec, const std::string& text);
 
+/// Activations of 1F1B's fullest rank for the model of a spec, without limits, recompute and
+/// offloading: bytes or, where the costs give none, those of a rank's whole share of the model.
+double HeldBy1F1B(Spec spec, MadePlans* made = nullptr);
+
+/// Spec::memory_limit of `auto` where neither a limit nor the memory of a device is known: as much
+/// as 1F1B holds.
+int64_t LimitOf1F1B(const Spec& spec, double held);
+
 }  // namespace contraflow

@@ -41,6 +41,7 @@ class FrontSearch {
  public:
   FrontSearch(const CompareRequest& request, const std::function<void(std::string_view)>& started)
       : request_(request), started_(started) {
+    request_.held_by_1f1b = HeldBy1F1B(request.spec, request.control.made);
     const CostModel& costs = request.spec.costs;
     const bool input = !costs.layers.empty() || InputBytes(costs).has_value();
     // What is left to choose is chosen for each point.
@@ -55,6 +56,7 @@ class FrontSearch {
 
   void Published() {
     for (const Schedule* schedule : kPublishedSchedules) {
+      if (!request_.includes(schedule->name)) continue;
       Offer(*schedule, request_);
       if (asked_) Offer(*schedule, *asked_);
       if (recomputes_) Offer(*schedule, Recomputed(Recompute::Choice::kFull));
@@ -252,7 +254,7 @@ bool RaiseMemory(CompareRequest* request) {
     if (!rank.memory_bytes) continue;
     rank.memory_bytes = Times(kMore, *rank.memory_bytes);
   }
-  if (limit.empty()) return !DevicesOf(request->spec).empty();
+  if (limit.empty() || request->assumed_limit) return !DevicesOf(request->spec).empty();
   if (limit.back() == 'x') {
     double times = 0;
     std::from_chars(limit.data(), limit.data() + limit.size() - 1, times);
@@ -283,7 +285,7 @@ std::vector<FrontPoint> ParetoFront(const CompareRequest& request,
                                     const std::function<void(std::string_view)>& started) {
   FrontSearch search(request, started);
   search.Published();
-  if (!request.no_auto) search.Searched();
+  if (request.includes(kAuto.name)) search.Searched();
   return search.Front();
 }
 
@@ -321,6 +323,7 @@ std::vector<Variation> Vary(const CompareRequest& request, const CompareRow& now
   for (auto& [name, with] : changed) {
     if (started) started(name);
     with.keep_plans = false;
+    with.held_by_1f1b = 0;
     const std::vector<CompareRow> rows = Compare(with);
     // What fits now fits then.
     const CompareRow* const best = Shortest(rows);

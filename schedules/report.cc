@@ -72,6 +72,21 @@ int64_t Report::peak_bytes() const { return Largest(simulation, &RankFigures::pe
 Time Report::largest_exposed() const { return Largest(simulation, &RankFigures::exposed); }
 Time Report::largest_bubble() const { return Largest(simulation, &RankFigures::bubble); }
 
+double ActivationsHeld(const Plan& plan, const CostModel& costs, const Simulation& run) {
+  if (MemoryLimit(costs).bytes()) {
+    return static_cast<double>(Largest(run, &RankFigures::peak_bytes));
+  }
+  return static_cast<double>(Largest(run, &RankFigures::peak_activations)) * plan.ranks /
+         plan.stages;
+}
+
+double MemoryOf1F1B(const Plan& plan, const CostModel& costs, const Simulation& run) {
+  const bool bytes = MemoryLimit(costs).bytes();
+  const int64_t all = bytes ? costs.memory->ActivationOfAll(plan.stages) : plan.ranks;
+  const double share = std::min(1.0, static_cast<double>(plan.microbatches) / plan.ranks);
+  return ActivationsHeld(plan, costs, run) / (static_cast<double>(all) * share);
+}
+
 Report MakeReport(const Plan& plan, const CostModel& costs, std::optional<int64_t> memory_limit,
                   Keep keep) {
   Report report;

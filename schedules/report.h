@@ -50,6 +50,14 @@ struct Report {
   Time largest_exposed() const;
 };
 
+/// Activations of a run's fullest rank: bytes or, where the costs give none, those of a rank's
+/// whole share of the model.
+double ActivationsHeld(const Plan& plan, const CostModel& costs, const Simulation& run);
+
+/// The same as a multiple of what 1F1B's first rank holds of the same
+/// stages, those of an average rank where ranks differ.
+double MemoryOf1F1B(const Plan& plan, const CostModel& costs, const Simulation& run);
+
 /// Simulates a sound plan (Verify), proves a lower bound on its makespan and looks up the published
 /// formula. The bound is that of every schedule with this placement which holds at
 /// most `memory_limit` on a rank (ProveBound); by default what a searched plan was made for. Throws

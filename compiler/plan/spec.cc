@@ -282,6 +282,18 @@ int64_t ParseBytes(const std::string& text, const char* flag) {
   return ReadAmount(text, flag, "must be a number of bytes such as 80GB or 74.5GiB").value;
 }
 
+double ParseMultiple(const std::string& text, const std::string& place) {
+  double factor = 0;
+  const char* const end = text.data() + text.size();
+  const auto [at, error] = std::from_chars(text.data(), end, factor, std::chars_format::fixed);
+  if (error != std::errc() || std::string_view(at, static_cast<size_t>(end - at)) != "x" ||
+      !std::isfinite(factor) || factor <= 0) {
+    throw Error(place + "must be a multiple such as 1x or 0.75x, is \"" + text.substr(0, 40) +
+                "\"");
+  }
+  return factor;
+}
+
 int64_t ParseMemoryLimit(const std::string& text, const Spec& spec, int stages) {
   const char* const begin = text.data();
   const char* const end = begin + text.size();

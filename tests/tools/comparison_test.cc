@@ -49,8 +49,8 @@ TEST_SUITE("unit") {
     Advice advice = Advise(rows);
     CHECK(advice.schedule == "1f1b");
     CHECK(advice.text ==
-          "take 1F1B (1f1b): nothing is simpler, and nothing that fits is shorter; 24 units, "
-          "0.00 % above the bound of its placement and memory");
+          "take 1F1B (1f1b): 24 units; nothing that fits is shorter; at most 0.00 % above the best "
+          "of its placement; holds 1.00 times 1F1B's activations");
     CompareRequest request = MakeRequest(4, 8, UnitCosts());
     request.no_auto = true;
     request.memory_limit = "1x";
@@ -60,7 +60,153 @@ TEST_SUITE("unit") {
     // Cut into two stages a rank: 24 units of work and a bubble of 1.5.
     CHECK(advice.schedule == "zb-v");
     CHECK(advice.text.find("22.73 % shorter than 1f1b") != std::string::npos);
-    CHECK(advice.text.find("25.5 units, 0.00 % above") != std::string::npos);
+    CHECK(
+        advice.text ==
+        "take zb-v: 25.5 units, 22.73 % shorter than 1f1b, 3.77 % shorter than v-half (best other "
+        "published that fits); at most 0.00 % above the best of its placement; holds 1.00 times "
+        "1F1B's activations");
+    CHECK(AdviceLines(advice).find(" fits);\n  at most ") != std::string::npos);
+  }
+
+  TEST_CASE("without a limit nothing holds more than 1F1B, and none lifts that") {
+    CompareFlags flags;
+    flags.ranks = 8;
+    flags.microbatches = "64";
+    flags.costs.f = GivenTime(12.1);
+    flags.costs.b = GivenTime(13);
+    flags.costs.w = GivenTime(9.8);
+    flags.costs.comm = GivenTime(0.8);
+    flags.search.budget = "2ms";
+    Point point = MakePoints(flags).front();
+    CHECK(point.request.memory_limit == "1x");
+    point.rows = Compare(point.request);
+    const std::string text = ComparisonText(point.request, point.rows, true);
+    CHECK(
+        text.find("\nmemory: no limit is known, so as much as 1F1B holds (1x); --memory-limit none "
+                  "lifts it\n") != std::string::npos);
+    CHECK(text.find("overlapped pairs gain nothing in combined-1f1b, dualpipe, dualpipe-v; --fb") !=
+          std::string::npos);
+    for (const auto& [schedule, memory] :
+         {std::pair("1f1b", 1.0), {"zb-v", 1.0}, {"zb-2p", 2.0}, {"gpipe", 8.0}, {"v-min", 0.5}}) {
+      CAPTURE(schedule);
+      CHECK(Find(point.rows, schedule).memory == memory);
+      // As it is, whatever fits.
+      CHECK(Find(point.rows, schedule).fits == (memory <= 1));
+      CHECK(RowToJson(Find(point.rows, schedule), point.request)["memory_of_1f1b"] == memory);
+    }
+    CHECK(point.rows.back().memory <= 1);
+    CHECK(Advise(point.rows).row->memory <= 1);
+    // Stages that differ: 1F1B's fullest rank, and not an average one.
+    flags.costs.f = flags.costs.b = flags.costs.w = flags.costs.comm = std::nullopt;
+    flags.costs.text = R"({"unit": "ms", "layers": [
+        {"name": "a", "repeat": 9, "f": 1, "b": 1, "w": 1, "activation_bytes": 100}]})";
+    flags.ranks = 4;
+    flags.microbatches = "8";
+    point = MakePoints(flags).front();
+    point.rows = Compare(point.request);
+    CHECK(Find(point.rows, "1f1b").memory == 1);
+    CHECK(Find(point.rows, "1f1b").fits);
+    CHECK(point.rows.back().memory <= 1);
+    flags.memory_limit = "none";
+    CHECK(MakePoints(flags).front().request.memory_limit.empty());
+    flags.memory_limit.clear();
+    flags.costs.text->replace(flags.costs.text->rfind('}'), 1, R"(, "ranks": [
+        {"memory_bytes": 9000}, {"memory_bytes": 9000}, {"memory_bytes": 9000},
+        {"memory_bytes": 9000}]})");
+    CHECK(MakePoints(flags).front().request.memory_limit.empty());
+  }
+
+  TEST_CASE("of schedules as good none that holds more than 1F1B is advised") {
+    CompareRequest request = MakeRequest(4, 16, UnitCosts());
+    request.no_auto = true;
+    std::vector<CompareRow> rows = Compare(request);
+    std::erase_if(rows, [](const CompareRow& row) {
+      return row.schedule != "zb-2p" && row.schedule != "v-half" && row.schedule != "1f1b";
+    });
+    rows[2].report->simulation.makespan = rows[1].report->simulation.makespan;
+    CHECK(Advise(rows).schedule == "v-half");
+    // Beside 1F1B and the best other, never beside the worst.
+    std::vector<CompareRow> all = Compare(request);
+    CHECK(Advise(all).text.find("gpipe") == std::string::npos);
+  }
+
+  TEST_CASE("a global batch keeps its time over numbers of micro-batches") {
+    CompareFlags flags;
+    flags.ranks = 2;
+    flags.microbatches = "4,8,16,32,64";
+    flags.costs.f = GivenTime(16);
+    flags.costs.bw = GivenTime(48);
+    flags.no_auto = true;
+    flags.schedules = "1f1b,zb-1p";
+    flags.global_batch = 64;
+    std::vector<std::string> assumed;
+    std::vector<Point> points = MakePoints(flags, &assumed);
+    const double ratios[] = {20, 11.11, 5.88, 3.03, 1.54};
+    for (size_t i = 0; i < points.size(); ++i) {
+      points[i].rows = Compare(points[i].request);
+      REQUIRE(points[i].rows.size() == 2);
+      const Simulation& run = points[i].rows[0].report->simulation;
+      CHECK(run.bubble_ratio() * 100 == doctest::Approx(ratios[i]).epsilon(0.001));
+      CHECK(run.ranks[0].busy == 256 * TicksPerUnit(Unit::kUnit));
+    }
+    CHECK(points[2].request.samples == 4);
+    const std::string text = SweepText(points, true);
+    CHECK(text.find("           16   5.88 %") != std::string::npos);
+    CHECK(text.find("  time  bubble    take\n") != std::string::npos);
+    // Bytes of a micro-batch, but not those of a model; messages by bandwidth, but not latency.
+    flags.costs = {};
+    flags.costs.text = R"({"unit": "ms", "stage": {"f": 4, "b": 4, "w": 4, "step": 2},
+        "comm": {"latency": 1, "bytes": 100, "bandwidth": 50},
+        "memory": {"activation_bytes": 800, "w_stash_bytes": 80, "parameter_bytes": 7}})";
+    points = MakePoints(flags, &assumed);
+    const CostModel& costs = points[1].request.spec.costs;
+    CHECK(costs.stages[0] ==
+          StageCost{2'000'000, 2'000'000, 2'000'000, 4'000'000, 6'000'000, 0, 2'000'000});
+    CHECK(costs.comm.latency == 1'000'000);
+    CHECK(costs.comm.occupancy == 1'000'000);
+    CHECK(costs.comm.bytes == 50);
+    CHECK(costs.memory->activation_bytes == 400);
+    CHECK(costs.memory->w_stash_bytes == 40);
+    CHECK(costs.memory->parameter_bytes[0] == 7);
+    flags.data_parallel = 2;
+    flags.microbatches = "4,12";
+    CHECK(Failure<UsageError>([&] { MakePoints(flags, &assumed); }) ==
+          "--global-batch: 64 samples are no multiple of 24 micro-batches, those of 2 replicas; "
+          "give another --microbatches");
+  }
+
+  TEST_CASE("schedules are chosen and rows sorted") {
+    CompareFlags flags;
+    flags.ranks = 4;
+    flags.microbatches = "8";
+    flags.schedules = "dualpipe,1f1b,zb-v";
+    Point point = MakePoints(flags).front();
+    point.rows = Compare(point.request);
+    SortRows("makespan", &point.rows);
+    std::string names;
+    for (const CompareRow& row : point.rows) names += row.schedule + " ";
+    CHECK(names == "zb-v dualpipe 1f1b ");
+    CHECK(Advise(point.rows).schedule == "zb-v");
+    SortRows("memory", &point.rows);
+    CHECK(point.rows.back().schedule == "dualpipe");
+    CHECK(Failure<UsageError>([&] { SortRows("speed", &point.rows); }) ==
+          "--sort: must be makespan, bubble, ratio, gap, memory or total, is \"speed\"");
+    flags.schedules = "1f1b,zbv";
+    CHECK(Failure<UsageError>([&] { MakePoints(flags); }).find("zbv") != std::string::npos);
+    flags.schedules = "1f1b";
+    flags.search.seed = 1;
+    CHECK(Failure<UsageError>([&] { MakePoints(flags); }) ==
+          "--seed: is for auto, but what --schedules names is not searched; drop one of them");
+  }
+
+  TEST_CASE("the head says what a step leaves out") {
+    CompareRequest request = MakeRequest(2, 4, UnitCosts());
+    const char* const kWithout = "makespans are without gradient sums and optimizer";
+    CHECK(ComparedHead(request, true, true).find(kWithout) == std::string::npos);
+    request.spec.data_parallel = 2;
+    CHECK(ComparedHead(request, true, true).find(kWithout) != std::string::npos);
+    request.spec.costs.stages[0].step = 1;
+    CHECK(ComparedHead(request, true, true).find(kWithout) == std::string::npos);
   }
 
   TEST_CASE(

@@ -1,7 +1,10 @@
 #include "tools/cli/compare_flags.h"
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 
+#include "schedules/published/rows.h"
+#include "schedules/registry.h"
 #include "tools/cli/exit.h"
 #include "tools/cli/options.h"
 
@@ -18,7 +21,8 @@ void AddCompareOptions(CLI::App* app, CompareFlags* flags) {
              "stages per rank of interleaved schedules (default: 2)", 1);
   AddCostsOptions(app, &flags->costs, "f = b = w = 1, without a unit of time");
   AddText(app, "--memory-limit", &flags->memory_limit, "BYTES|Nx,...",
-          "reject schedules that hold more on a rank; a list such as 1x,1.5x\nmakes a sweep; see "
+          "schedules that hold more on a rank do not fit; a list such as\n1x,1.5x makes a sweep; "
+          "none: no limit (default: 1x, or none where\nthe memory of devices is known); see "
           "contraflow compile --help");
   AddInteger(app, "--data-parallel", &flags->data_parallel, "N",
              "replicas of the pipeline (default: 1)");
@@ -37,8 +41,39 @@ void AddCompareOptions(CLI::App* app, CompareFlags* flags) {
                      "how each schedule makes its stages of the model in the costs; see\n"
                      "contraflow compile --help");
   AddForOption(app, &flags->target);
+  AddText(app, "--schedules", &flags->schedules, "NAME,...",
+          "compare these schedules only (default: all)");
+  AddInteger(app, "--global-batch", &flags->global_batch, "N",
+             "samples of a step, of all replicas: over a list of --microbatches,\ntimes and bytes "
+             "of a micro-batch scale so that the batch stays;\nthe costs are of the first in the "
+             "list");
+  app->add_option("--sort", flags->sort,
+                  "sort the rows by a column of the table, the smallest first\n(default: makespan "
+                  "if no COLUMN is given)")
+      ->type_name("[COLUMN]")
+      ->expected(0, 1);
   app->add_flag("--no-auto", flags->no_auto, "compare published schedules only; do not search");
 }
+
+namespace {
+
+std::vector<std::string> SchedulesOf(const CompareFlags& flags) {
+  std::vector<std::string> names;
+  for (size_t begin = 0; begin < flags.schedules.size();) {
+    const size_t end = std::min(flags.schedules.find(',', begin), flags.schedules.size());
+    const std::string name = flags.schedules.substr(begin, end - begin);
+    names.emplace_back(ReadOption([&] { return FindSchedule(name).name; }));
+    begin = end + 1;
+  }
+  if (flags.no_auto) {
+    RefuseSearchOptions(flags.search, "with --no-auto what is compared");
+  } else if (!names.empty() && std::ranges::count(names, kAuto.name) == 0) {
+    RefuseSearchOptions(flags.search, "what --schedules names");
+  }
+  return names;
+}
+
+}  // namespace
 
 CompareRequest ResolveCompare(const CompareFlags& flags, std::vector<std::string>* assumed) {
   CompareRequest request = {
@@ -55,7 +90,9 @@ CompareRequest ResolveCompare(const CompareFlags& flags, std::vector<std::string
                .offload = ReadOption([&] { return ParseOffload(flags.offload); }),
                .target = ReadFor(flags.target)},
       .memory_limit = "",
-      .no_auto = flags.no_auto};
+      .no_auto = flags.no_auto,
+      .schedules = {}};
+  request.schedules = SchedulesOf(flags);
   request.spec.partition = ReadPartition(flags.partition, request.spec.costs);
   ApplyDeviceMemory(flags.device_memory, &request.spec);
   const CostsOption& costs = flags.costs;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
@@ -24,6 +25,8 @@ struct CompareFlags {
   std::optional<std::string> partition, target;
   DeviceMemoryOption device_memory;
   bool no_auto = false;
+  std::optional<int64_t> global_batch;
+  std::string schedules, sort;  ///< names with commas, or ""; a column, or ""
 };
 
 /// Adds the options that say so to a command.

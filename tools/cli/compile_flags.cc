@@ -144,9 +144,10 @@ void AddCompileOptions(CLI::App* app, CompileFlags* flags) {
       ->type_name("DEVICE");
   AddText(app, "--memory-limit", &flags->memory_limit, "BYTES|Nx",
           "most bytes of activations per rank, including what W still needs (a\ncount if the costs "
-          "give no bytes), or N times what 1F1B's first\nrank holds of the same model; without it "
-          "nothing is limited, except\nthat overlapping "
-          "never raises the schedule's own peak");
+          "give no bytes), or N times what 1F1B's first\nrank holds of the same model; none: no "
+          "limit. Without it, and without\nthe memory of devices, auto holds no more than 1F1B "
+          "(1x), and nothing\nelse is limited, except that overlapping never raises the "
+          "schedule's\nown peak");
   AddDeviceMemoryOptions(app, &flags->device_memory);
   AddSearchOptions(app, &flags->search);
   app->add_option(
@@ -213,8 +214,13 @@ CompileRequest ResolveCompile(const CompileFlags& flags, std::vector<std::string
   ReadOption([&] {
     NamingCosts(flags.costs, [&] {
       CheckSpec(spec);
-      if (flags.memory_limit.empty()) return;
-      spec.memory_limit = MemoryLimitOf(spec, flags.memory_limit);
+      request.assumed_limit =
+          flags.memory_limit.empty() && spec.schedule == kAuto.name && DevicesOf(spec).empty();
+      if (request.assumed_limit) {
+        spec.memory_limit = LimitOf1F1B(spec, HeldBy1F1B(spec));
+      } else if (!flags.memory_limit.empty() && flags.memory_limit != "none") {
+        spec.memory_limit = MemoryLimitOf(spec, flags.memory_limit);
+      }
     });
   });
   return request;

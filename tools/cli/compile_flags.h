@@ -37,6 +37,7 @@ void AddCompileOptions(CLI::App* app, CompileFlags* flags);
 struct CompileRequest {
   Spec spec;
   CompileOptions options;
+  bool assumed_limit = false;  ///< it is 1x because none is known
 };
 
 /// Throws UsageError where `auto` has one placement to search, of another number of stages a rank

@@ -25,7 +25,7 @@ struct CheckOptions {
   std::vector<std::string> plans;
   CostsOption costs;
   Limits limits;
-  std::optional<std::string> max_bytes;
+  std::optional<std::string> max_bytes, max_memory;
   std::string bounds, golden, junit, annotations = "none";
   bool json = false, quiet = false, verbose = false;
 
@@ -202,6 +202,10 @@ std::function<int()> AddCheck(CLI::App* app) {
          "most bytes on a rank in all: activations and, as far as the costs\nsay, parameters, "
          "gradients, optimizer state and messages")
       ->type_name("BYTES");
+  app->add_option("--max-memory", options->max_memory,
+                  "most activations of a rank, as a multiple of what 1F1B's first rank\nholds of "
+                  "the same model")
+      ->type_name("Nx");
   AddFlag(app, "--formula", &limits->formula,
           "require every rank's bubble to equal the published formula");
   AddText(app, "--bounds", &options->bounds, "FILE",
@@ -217,6 +221,10 @@ std::function<int()> AddCheck(CLI::App* app) {
     if (options->max_bytes) {
       options->limits.max_bytes =
           ReadOption([&] { return ParseBytes(*options->max_bytes, "--max-bytes"); });
+    }
+    if (options->max_memory) {
+      options->limits.max_memory =
+          ReadOption([&] { return ParseMultiple(*options->max_memory, "--max-memory: "); });
     }
     return Check(*options);
   };

@@ -31,7 +31,7 @@ namespace {
 
 /// What to compare, and how it is told.
 struct CompareCommand : CompareFlags {
-  bool json = false, csv = false, pareto = false;
+  bool json = false, csv = false, pareto = false, wide = false;
   std::optional<std::string> vary;
   std::string output, html, format = "text";
 
@@ -46,7 +46,7 @@ std::string Text(const CompareCommand& options, const std::vector<Point>& points
     return options.json ? SweepJson(points) : SweepText(points, options.costs.given());
   }
   if (options.json) return FormatJson("compare", ComparisonToJson(first.request, first.rows));
-  return ComparisonText(first.request, first.rows, options.costs.given());
+  return ComparisonText(first.request, first.rows, options.costs.given(), options.wide);
 }
 
 /// Ctrl-C while `auto` is searched gives the best so far; before that it ends the process.
@@ -72,6 +72,11 @@ void RefuseWhatNoneTakes(const CostsOption& costs, std::span<const Point> points
 
 /// The front of time against memory.
 int RunPareto(const CompareCommand& options, CompareRequest request) {
+  if (request.assumed_limit) {
+    // All amounts of memory are its subject.
+    request.assumed_limit = false;
+    request.memory_limit.clear();
+  }
   std::vector<FrontPoint> front;
   {
     ProgressLine progress("comparing");
@@ -163,12 +168,12 @@ std::string Page(const Point& point) {
     reports.push_back(MakeReport(*row->plan, costs.back()));
     pages.push_back(PageOf(*row->plan, costs.back(), reports.back(),
                            NameOf(*row) + (row == advised ? " (advised)" : "")));
+    pages.back().memory = row->memory;
   }
   return DrawPage(pages, {});
 }
 
 void CheckFlags(const CompareCommand& options, bool sweep) {
-  if (options.no_auto) RefuseSearchOptions(options.search, "with --no-auto what is compared");
   const auto refuse = [](bool both, const char* why) {
     if (both) throw UsageError(std::string("compare: ") + why);
   };
@@ -186,6 +191,10 @@ void CheckFlags(const CompareCommand& options, bool sweep) {
   refuse(sweep && (options.pareto || options.vary || !options.output.empty()),
          "--pareto, --vary and -o: are for one number of micro-batches and one limit");
   if (options.vary) NamesToVary(*options.vary);
+  std::vector<CompareRow> none;
+  if (!options.sort.empty()) SortRows(options.sort, &none);
+  refuse(!options.sort.empty() && (sweep || options.pareto),
+         "--sort: is for one number of micro-batches and one limit, without --pareto");
   refuse(options.output == "-", "-o: must be a file; standard output is for the table");
 }
 
@@ -210,6 +219,7 @@ int Run(const CompareCommand& options) {
       Point& point = points[compared];
       point.request.single_too = !sweep;
       point.rows = CompareUntilInterrupt(point.request, &progress);
+      if (!options.sort.empty()) SortRows(options.sort, &point.rows);
       interrupted = std::any_of(point.rows.begin(), point.rows.end(),
                                 [](const CompareRow& row) { return row.interrupted(); });
     }
@@ -249,6 +259,7 @@ std::function<int()> AddCompare(CLI::App* app) {
             "print the table, CSV, or that page (default: text)");
   AddJson(app, &options->json);
   app->add_flag("--csv", options->csv, "print CSV, a line per schedule, and nothing else");
+  app->add_flag("--wide", options->wide, "add columns with counts of activations");
   app->add_flag(
       "--pareto", options->pareto,
       "print the front of time against memory instead: what no other way to\nrun the model "
@@ -262,8 +273,9 @@ std::function<int()> AddCompare(CLI::App* app) {
           "write the plan of the schedule advised, if any fits");
   AddQuiet(app);
   AddVerbose(app, kSayProgress);
-  return [options] {
+  return [options, app] {
     options->csv |= options->format == "csv";
+    if (options->sort.empty() && app->count("--sort") > 0) options->sort = "makespan";
     return Run(*options);
   };
 }

@@ -73,6 +73,10 @@ int RunCompile(const CompileCommand& options) {
   CompileRequest request = ResolveCompile(options);
   const Spec& spec = request.spec;
   CheckChunks(spec);
+  if (request.assumed_limit) {
+    Say("contraflow: note: no memory limit is known, so auto holds no more than 1F1B (1x); "
+        "--memory-limit none lifts it");
+  }
   CheckPassRuns(options.dump_after, request.options.level);
   std::optional<ProgressLine> progress;
   if (options.dump_after.empty()) progress.emplace("compiling " + spec.schedule);

@@ -223,10 +223,10 @@ class Painter {
     context.font = "10.5px ui-sans-serif, system-ui, 'DejaVu Sans', sans-serif";
     context.fillStyle = colors.soft;
     const peak = rankPeak(plan, row.rank);
-    context.fillText(amountText(peak, plan.memory_unit).replace(" activations", " act."), left - 8, y + 10);
+    context.fillText(amountText(peak, plan), left - 8, y + 10);
     if (limit !== null) {
       context.fillStyle = colors.limit;
-      context.fillText("of " + amountText(limit, plan.memory_unit).replace(" activations", " act."), left - 8, y + 24);
+      context.fillText("of " + amountText(limit, plan), left - 8, y + 24);
     }
   }
 }

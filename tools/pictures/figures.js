@@ -35,7 +35,8 @@ function planFigures(plan) {
   const ratio = all > 0 ? (all - busy) / all : 0;
   const what = plan.measured ? "measured" : "makespan";
   return `${what} ${timeText(plan.makespan, plan)}${plan.unit === "unit" ? " units" : ""}, ` +
-      `bubble ${percentText(ratio)}`;
+      `bubble ${percentText(ratio)}` +
+      (plan.memory_of_1f1b ? `, memory ${plan.memory_of_1f1b.toFixed(2)}x of 1F1B's` : "");
 }
 
 function element(name, properties = {}, ...children) {
@@ -132,11 +133,11 @@ function fillTables(page) {
 function rankTable(plan) {
   const table = element("table");
   const row = (kind, texts) => table.append(element("tr", {}, ...texts.map((text) => element(kind, {textContent: text}))));
-  row("th", ["rank", "busy", "bubble", "of the step", "holds at most"]);
+  row("th", ["rank", "busy", "bubble", "of the step", plan.memory_unit === "bytes" ? "holds at most" : "holds at most, of 1F1B's"]);
   const busy = busyTimes(plan);
   for (let r = 0; r < plan.ranks; ++r) {
     row("td", [r, timeText(busy[r], plan), timeText(plan.makespan - busy[r], plan),
-               percentText(rankBubble(plan, r)), amountText(rankPeak(plan, r), plan.memory_unit)]);
+               percentText(rankBubble(plan, r)), amountText(rankPeak(plan, r), plan)]);
   }
   return element("div", {className: "wide"}, table);
 }

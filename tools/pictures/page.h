@@ -23,6 +23,7 @@ struct PagePlan {
   const Simulation* run = nullptr;    ///< an instruction that never runs has start -1
   const Report* report = nullptr;     ///< null for a plan that is not sound, or was measured
   const BrokenRun* broken = nullptr;  ///< of one that is not sound
+  double memory = 0;                  ///< CompareRow::memory; 0: MemoryOf1F1B
 };
 
 /// A sound plan as it is predicted; all three must outlive it.

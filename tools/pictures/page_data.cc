@@ -289,6 +289,9 @@ void AddMemory(const PagePlan& page, bool bytes, Json* out) {
     limits.push_back(std::move(limit));
   }
   (*out)["memory_unit"] = bytes ? "bytes" : "activations";
+  // What 1F1B holds, in activations of this plan's stages.
+  (*out)["memory_1x"] =
+      plan.stages * std::min(1.0, static_cast<double>(plan.microbatches) / plan.ranks);
   (*out)["fixed"] = std::move(fixed);
   (*out)["limits"] = std::move(limits);
 }
@@ -334,6 +337,8 @@ Json HeadOf(const PagePlan& page, bool bytes) {
   out["lengths"] = std::move(lengths);
   AddMemory(page, bytes, &out);
   if (page.report != nullptr) {
+    out["memory_of_1f1b"] =
+        page.memory > 0 ? page.memory : MemoryOf1F1B(plan, *page.costs, page.report->simulation);
     out["summary"] = SummaryTable(plan, *page.report);
     if (page.report->formula) out["formula_legend"] = kFormulaLegend;
   }

@@ -41,9 +41,9 @@ function axisMarks(from, to, least, plan) {
   return marks;
 }
 
-// "22.3 GB" or "5 activations"
-function amountText(amount, unit) {
-  if (unit !== "bytes") return `${amount} ${amount === 1 ? "activation" : "activations"}`;
+// "22.3 GB" or, of activations, "0.63x" of what 1F1B holds
+function amountText(amount, plan) {
+  if (plan.memory_unit !== "bytes") return (amount / plan.memory_1x).toFixed(2) + "x";
   const units = ["bytes", "kB", "MB", "GB", "TB"];
   let k = 0;
   for (; amount >= 1000 && k + 1 < units.length; ++k) amount /= 1000;

@@ -26,7 +26,6 @@ std::shared_ptr<ComparisonObject> Compared(py::kwargs keywords) {
   CompareFlags flags;
   TakeCosts(&keywords, &flags.costs);
   ParseOptions(WordsOf(keywords), [&](CLI::App* app) { AddCompareOptions(app, &flags); });
-  if (flags.no_auto) RefuseSearchOptions(flags.search, "with --no-auto what is compared");
   auto [compared, assumed] = UntilInterrupted([flags](const std::atomic<bool>& stop) {
     std::vector<std::string> said;
     std::vector<Point> points = MakePoints(flags, &said);
@@ -39,6 +38,7 @@ std::shared_ptr<ComparisonObject> Compared(py::kwargs keywords) {
     request.keep_plans = request.single_too = true;
     request.control.stop = &stop;
     made->point.rows = Compare(request);
+    if (!flags.sort.empty()) SortRows(flags.sort, &made->point.rows);
     request.control.stop = nullptr;
     const std::string why_not = RejectedByAll(request, made->point.rows);
     if (!why_not.empty()) throw Error(why_not);

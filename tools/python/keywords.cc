@@ -15,7 +15,7 @@ namespace contraflow::python {
 namespace {
 
 /// Keywords that take lists, and those of costs.
-constexpr std::array kLists = {"placement", "recompute", "offload", "partition"};
+constexpr std::array kLists = {"placement", "recompute", "offload", "partition", "schedules"};
 constexpr std::array kTimes = {"f", "b", "w", "bw", "fb", "comm", "split", "host_link", "overlap"};
 
 template <typename Names>

@@ -26,6 +26,21 @@ struct ComparedFigure {
   std::function<std::string(const CompareRow&)> cell;
 };
 
+double Number(int64_t amount) { return static_cast<double>(amount); }
+
+/// A column to sort by, under its name in the table.
+struct SortKey {
+  std::string_view name;
+  double (*of)(const CompareRow&);
+};
+constexpr SortKey kSortKeys[] = {
+    {"makespan", [](const CompareRow& row) { return Number(row.makespan()); }},
+    {"bubble", [](const CompareRow& row) { return Number(row.report->largest_bubble()); }},
+    {"ratio", [](const CompareRow& row) { return row.report->simulation.bubble_ratio(); }},
+    {"gap", [](const CompareRow& row) { return row.report->gap(); }},
+    {"memory", [](const CompareRow& row) { return row.memory; }},
+    {"total", [](const CompareRow& row) { return Number(row.total.value_or(0)); }}};
+
 std::string Bubbles(const CompareRow& row, const TimeScale& scale) {
   const auto& ranks = row.report->simulation.ranks;
   const auto [low, high] = std::minmax_element(
@@ -70,15 +85,19 @@ bool ShowsBytes(const CostModel& costs) {
   return costs.layers.empty() ? costs.memory.has_value() : CountsBytes(costs);
 }
 
+/// True where some row may not fit.
+bool ShowsFits(const CompareRequest& request, std::span<const CompareRow> rows) {
+  return !DevicesOf(request.spec).empty() ||
+         std::ranges::any_of(rows, [](const CompareRow& row) { return row.report && !row.fits; });
+}
+
 /// What a rank holds and what ranks send.
-void AddHoldings(const CompareRequest& request, std::span<const CompareRow> rows, bool both,
+void AddHoldings(const CompareRequest& request, std::span<const CompareRow> rows, bool wide,
                  std::vector<ComparedFigure>* columns) {
-  columns->push_back({">activations", [](const CompareRow& row) {
-                        return std::to_string(row.report->peak_activations());
-                      }});
-  if (both) {
-    columns->push_back({">published activations", [](const CompareRow& row) {
-                          return std::to_string(row.published->peak_activations());
+  columns->push_back({">memory", [](const CompareRow& row) { return FormatMultiple(row.memory); }});
+  if (wide) {
+    columns->push_back({">activations", [](const CompareRow& row) {
+                          return std::to_string(row.report->peak_activations());
                         }});
   }
   if (ShowsBytes(request.spec.costs)) {
@@ -98,7 +117,7 @@ void AddHoldings(const CompareRequest& request, std::span<const CompareRow> rows
     columns->push_back(
         {">total", [](const CompareRow& row) { return row.total ? FormatBytes(*row.total) : ""; }});
   }
-  if (!DevicesOf(request.spec).empty()) {
+  if (ShowsFits(request, rows)) {
     columns->push_back({"fits", [](const CompareRow& row) { return row.fits ? "yes" : "no"; }});
   }
   if (knows(&CompareRow::message_bytes)) {
@@ -111,8 +130,8 @@ void AddHoldings(const CompareRequest& request, std::span<const CompareRow> rows
   }
 }
 
-std::vector<ComparedFigure> Columns(const CompareRequest& request,
-                                    std::span<const CompareRow> rows) {
+std::vector<ComparedFigure> Columns(const CompareRequest& request, std::span<const CompareRow> rows,
+                                    bool wide) {
   const Unit unit = request.spec.costs.unit;
   const auto makespan = [](const Report& report) { return report.simulation.makespan; };
   const bool both = OverlapsFurther(request);
@@ -145,7 +164,7 @@ std::vector<ComparedFigure> Columns(const CompareRequest& request,
                          return scale.Of(row.report->largest_exposed());
                        }});
   }
-  AddHoldings(request, rows, both, &columns);
+  AddHoldings(request, rows, wide, &columns);
   if (request.recomputes()) {
     columns.push_back({"recomputed", [](const CompareRow& row) { return Ranges(row.recomputed); }});
   }
@@ -154,16 +173,22 @@ std::vector<ComparedFigure> Columns(const CompareRequest& request,
   return columns;
 }
 
-std::string Footer(const CompareRequest& request, std::span<const CompareRow> rows) {
+std::string Footer(const CompareRequest& request, std::span<const CompareRow> rows, bool wide) {
   const bool layers = !request.spec.costs.layers.empty();
   std::string text =
       "span: the longest time from a rank's first start to its last end.\n"
       "bubble: makespan minus a rank's busy time, lowest to highest.\n"
       "ratio: all bubbles together, as a share of all ranks' time.\n"
-      "gap: how far the makespan is above a proven lower bound for the row's placement\n  " +
-      std::string(layers ? "and memory limit and its partition.\n" : "and memory limit.\n") +
-      "activations: the most a rank holds at once, each of one of its stages, from F\n"
-      "  to the end of W.\n";
+      "gap: how far the makespan is above a proven lower bound on any order of the row's\n"
+      "  placement and memory limit" +
+      std::string(layers ? " and its partition" : "") +
+      ", also on orders that split the backward.\n"
+      "memory: activations of the fullest rank, as a multiple of what 1F1B holds.\n";
+  if (wide) {
+    text +=
+        "activations: the most a rank holds at once, each of one of its stages, from F\n"
+        "  to the end of W.\n";
+  }
   if (ShowsBytes(request.spec.costs)) {
     text +=
         "bytes: the most that a rank's activations take at once. B frees part of an\n"
@@ -180,7 +205,10 @@ std::string Footer(const CompareRequest& request, std::span<const CompareRow> ro
         "total: bytes of all that the fullest rank holds: parameters, gradients,\n"
         "  optimizer state, activations, messages and workspace, as far as the costs say.\n";
   }
-  if (!DevicesOf(request.spec).empty()) text += "fits: every rank's total fits its device.\n";
+  if (ShowsFits(request, rows)) {
+    text += DevicesOf(request.spec).empty() ? "fits: no rank holds more than the limit.\n"
+                                            : "fits: every rank's total fits its device.\n";
+  }
   text += knows(&CompareRow::message_bytes)
               ? "sent: bytes between ranks in one step.\n"
               : "messages: how many are sent between ranks in one step.\n";
@@ -230,6 +258,87 @@ std::string NameOf(const CompareRow& row) {
   return row.schedule + (other ? " (" + row.report->schedule + ")" : "");
 }
 
+void SortRows(const std::string& column, std::vector<CompareRow>* rows) {
+  const auto key = std::ranges::find(kSortKeys, column, &SortKey::name);
+  if (key == std::end(kSortKeys)) {
+    throw UsageError("--sort: must be makespan, bubble, ratio, gap, memory or total, is \"" +
+                     column.substr(0, 64) + "\"");
+  }
+  std::ranges::stable_sort(*rows, {}, [&](const CompareRow& row) {
+    return std::pair(!row.report, row.report ? key->of(row) : 0);
+  });
+}
+
+std::string FormatMultiple(double value) {
+  char buffer[32];
+  std::snprintf(buffer, sizeof buffer, "%.2fx", value);
+  return buffer;
+}
+
+std::string AdviceLines(const Advice& advice) {
+  if (advice.price == 0) return WithFlags(advice.text) + ".\n";
+  return advice.text.substr(0, advice.price - 1) + "\n  " + advice.text.substr(advice.price) +
+         ".\n";
+}
+
+/// True if the costs know how long gradient sums or the optimizer take.
+bool PricesUpdate(const CostModel& costs) {
+  const auto prices = [](const StageCost& cost) { return cost.reduce > 0 || cost.step > 0; };
+  return std::ranges::any_of(costs.stages, prices) ||
+         std::ranges::any_of(costs.layers, prices, &LayerCost::cost);
+}
+
+std::string ComparedHead(const CompareRequest& request, bool costs_given, bool one) {
+  const Spec& spec = request.spec;
+  std::string text = Counted(spec.ranks, "rank");
+  if (one) text += ", " + Counted(spec.microbatches, "micro-batch");
+  if (request.global_batch > 0) {
+    text += ", " + Counted(request.global_batch, "sample") + " a step";
+    if (one) text += ", " + FormatCount(request.samples) + " a micro-batch";
+  }
+  text += "\n" + DescribeCostsUsed(spec.costs, costs_given) + "\n";
+  if (spec.data_parallel > 1 && !PricesUpdate(spec.costs)) {
+    text +=
+        "makespans are without gradient sums and optimizer: the costs have no reduce and step\n";
+  }
+  const std::vector<int64_t> devices = DevicesOf(spec);
+  if (request.assumed_limit) {
+    text +=
+        "memory: no limit is known, so as much as 1F1B holds (1x); --memory-limit none lifts it\n";
+  } else if (!request.memory_limit.empty()) {
+    text += "memory: at most " + request.memory_limit;
+    if (CountsBytes(spec.costs)) {
+      const int64_t limit = ParseMemoryLimit(request.memory_limit, spec, spec.ranks);
+      text += ", " + FormatBytes(limit) + " of activations on a rank";
+    }
+    text += "\n";
+  }
+  if (!devices.empty()) {
+    const auto [low, high] = std::ranges::minmax(devices);
+    text += "memory: " + FormatBytes(low) +
+            (high == low ? " on each device\n" : " on the smallest device\n");
+  }
+  return text;
+}
+
+std::string NoteOnPairs(const CompareRequest& request, std::span<const CompareRow> rows) {
+  const auto gains = [](const StageCost& cost) { return cost.fb < cost.f + cost.bw; };
+  const CostModel& costs = request.spec.costs;
+  if (request.components || std::ranges::any_of(costs.stages, gains)) return "";
+  for (const LayerCost& layer : costs.layers) {
+    if (layer.moe || gains(layer.cost)) return "";
+  }
+  std::string names;
+  for (const CompareRow& row : rows) {
+    if (row.report && row.pairs && !row.provenance) {
+      names += (names.empty() ? "" : ", ") + row.schedule;
+    }
+  }
+  if (names.empty()) return "";
+  return "note: fb is f + bw in these costs, so overlapped pairs gain nothing in " + names +
+         (costs.layers.empty() ? "; --fb says how long they take.\n\n" : ".\n\n");
+}
+
 Json RowToJson(const CompareRow& row, const CompareRequest& request) {
   if (!row.report) {
     return {{"schedule", row.schedule}, {"rejected", WithFlags(row.rejected)}};
@@ -240,7 +349,8 @@ Json RowToJson(const CompareRow& row, const CompareRequest& request) {
   if (row.message_bytes) object["message_bytes"] = *row.message_bytes;
   if (row.parameters) object["parameter_bytes"] = *row.parameters;
   if (row.total) object["total_bytes"] = *row.total;
-  if (!DevicesOf(request.spec).empty()) object["fits"] = row.fits;
+  object["memory_of_1f1b"] = row.memory;
+  if (!DevicesOf(request.spec).empty() || !request.memory_limit.empty()) object["fits"] = row.fits;
   if (row.provenance) {
     object["placement"] = row.provenance->placement;
     object["from"] = row.provenance->from;
@@ -258,8 +368,8 @@ Json RowToJson(const CompareRow& row, const CompareRequest& request) {
   return object;
 }
 
-Table ComparisonTable(const CompareRequest& request, std::span<const CompareRow> rows) {
-  const std::vector<ComparedFigure> columns = Columns(request, rows);
+Table ComparisonTable(const CompareRequest& request, std::span<const CompareRow> rows, bool wide) {
+  const std::vector<ComparedFigure> columns = Columns(request, rows, wide);
   Table table;
   for (const ComparedFigure& column : columns) table.columns.emplace_back(column.heading);
   for (const CompareRow& row : rows) {
@@ -271,19 +381,18 @@ Table ComparisonTable(const CompareRequest& request, std::span<const CompareRow>
 }
 
 std::string ComparisonText(const CompareRequest& request, std::span<const CompareRow> rows,
-                           bool costs_given) {
-  const Table table = ComparisonTable(request, rows);
+                           bool costs_given, bool wide) {
+  const Table table = ComparisonTable(request, rows, wide);
   std::string rejected;
   for (const CompareRow& row : rows) {
     if (row.report) continue;
     rejected += "rejected: " + row.schedule + ": " + WithFlags(row.rejected) + "\n";
   }
-  std::string text = Counted(request.spec.ranks, "rank") + ", " +
-                     Counted(request.spec.microbatches, "micro-batch") + "\n" +
-                     DescribeCostsUsed(request.spec.costs, costs_given) + "\n\n";
+  std::string text = ComparedHead(request, costs_given, true) + "\n";
   if (!table.rows.empty()) text += FormatTable(table) + "\n";
   if (!rejected.empty()) text += rejected + "\n";
-  return text + "advice: " + WithFlags(Advise(rows).text) + ".\n\n" + Footer(request, rows);
+  text += NoteOnPairs(request, rows);
+  return text + "advice: " + AdviceLines(Advise(rows)) + "\n" + Footer(request, rows, wide);
 }
 
 Json ComparisonToJson(const CompareRequest& request, std::span<const CompareRow> rows) {
@@ -296,13 +405,21 @@ Json ComparisonToJson(const CompareRequest& request, std::span<const CompareRow>
     take["placement"] = advice.row->provenance->placement;
   }
   take["text"] = WithFlags(advice.text);
-  return {{"rows", std::move(array)}, {"advice", std::move(take)}};
+  Json object = Json::object();
+  if (!request.memory_limit.empty()) object["memory_limit"] = request.memory_limit;
+  if (request.global_batch > 0) {
+    object["global_batch"] = request.global_batch;
+    object["samples_per_microbatch"] = request.samples;
+  }
+  object["rows"] = std::move(array);
+  object["advice"] = std::move(take);
+  return object;
 }
 
 std::string ComparisonCsvHeader() {
   return "microbatches,memory_limit,schedule,placement,stages,advised,unit,makespan,"
          "span,bubble_ratio,lower_bound,gap,peak_activations,peak_bytes,parameter_bytes,"
-         "total_bytes,fits,messages,message_bytes,stages_recomputed,rejected\n";
+         "total_bytes,fits,messages,message_bytes,stages_recomputed,rejected,memory_of_1f1b\n";
 }
 
 std::string ComparisonCsv(const CompareRequest& request, std::span<const CompareRow> rows) {
@@ -313,7 +430,7 @@ std::string ComparisonCsv(const CompareRequest& request, std::span<const Compare
             row.schedule + "," + (row.provenance ? row.provenance->placement : "") + "," +
             std::to_string(row.stages) + "," + (&row == advice.row ? "1" : "0") + ",";
     if (!row.report) {
-      text += ",,,,,,,,,,,,,," + Field(WithFlags(row.rejected)) + "\n";
+      text += ",,,,,,,,,,,,,," + Field(WithFlags(row.rejected)) + ",\n";
       continue;
     }
     const Report& report = *row.report;
@@ -324,7 +441,8 @@ std::string ComparisonCsv(const CompareRequest& request, std::span<const Compare
             std::to_string(report.peak_activations()) + "," + std::to_string(report.peak_bytes()) +
             "," + Optional(row.parameters) + "," + Optional(row.total) + "," +
             (row.fits ? "1" : "0") + "," + std::to_string(row.messages) + "," +
-            Optional(row.message_bytes) + "," + std::to_string(row.recomputed.size()) + ",\n";
+            Optional(row.message_bytes) + "," + std::to_string(row.recomputed.size()) + ",," +
+            FormatReal(row.memory) + "\n";
   }
   return text;
 }

@@ -13,13 +13,29 @@
 
 namespace contraflow {
 
-/// The schedules that are not rejected.
-Table ComparisonTable(const CompareRequest& request, std::span<const CompareRow> rows);
+/// The schedules that are not rejected. `wide` adds counts of activations.
+Table ComparisonTable(const CompareRequest& request, std::span<const CompareRow> rows,
+                      bool wide = false);
+
+/// The smallest first, rejected rows last. Throws UsageError for a column that has no order.
+void SortRows(const std::string& column, std::vector<CompareRow>* rows);
+
+/// "1.00x"
+std::string FormatMultiple(double value);
+
+/// The advice in one line or, with a schedule to take, two.
+std::string AdviceLines(const Advice& advice);
+
+/// Size, costs and memory, a line each; the number of micro-batches where all rows have `one`.
+std::string ComparedHead(const CompareRequest& request, bool costs_given, bool one);
+
+/// Says where published rows with F&B pairs are compared without their overlap; "" elsewhere.
+std::string NoteOnPairs(const CompareRequest& request, std::span<const CompareRow> rows);
 
 /// The table of one comparison, why schedules are rejected, the advice, and what the columns mean.
 /// `costs_given` is false where they are the unit costs nobody asked for.
 std::string ComparisonText(const CompareRequest& request, std::span<const CompareRow> rows,
-                           bool costs_given);
+                           bool costs_given, bool wide = false);
 
 /// "rows" and "advice" of a comparison.
 Json ComparisonToJson(const CompareRequest& request, std::span<const CompareRow> rows);

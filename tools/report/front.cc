@@ -20,13 +20,6 @@ std::string Bar(double value, double largest) {
   return std::string(static_cast<size_t>(std::max(1.0, share * kBar + 0.5)), '#');
 }
 
-std::string MemoryText(double memory, bool bytes) {
-  if (bytes) return FormatBytes(static_cast<int64_t>(memory));
-  char buffer[32];
-  std::snprintf(buffer, sizeof buffer, "%.2f", memory);
-  return buffer;
-}
-
 /// What makes it hold less.
 std::string Bought(const CompareRow& row) {
   std::string text;
@@ -41,32 +34,27 @@ std::string Bought(const CompareRow& row) {
 
 std::string FrontText(const CompareRequest& request, std::span<const FrontPoint> front,
                       bool costs_given) {
-  const std::string head = Counted(request.spec.ranks, "rank") + ", " +
-                           Counted(request.spec.microbatches, "micro-batch") + "\n" +
-                           DescribeCostsUsed(request.spec.costs, costs_given) + "\n\n";
+  const std::string head = ComparedHead(request, costs_given, true) + "\n";
   if (front.empty()) return head + "nothing fits\n";
   const bool bytes = CountsBytes(request.spec.costs);
   const Time shortest = front.back().row.makespan();
   const double largest = front.back().memory;
   const TimeScale scale(front.front().row.makespan(), request.spec.costs.unit);
   Table table;
-  table.columns = {bytes ? ">total" : ">activations",
-                   "",
-                   ">makespan",
-                   ">longer",
-                   "schedule",
+  table.columns = {bytes ? ">total" : ">memory", "", ">makespan", ">longer", "schedule",
                    "recomputed, offloaded"};
   for (const FrontPoint& point : front) {
     const Time makespan = point.row.makespan();
     const double longer =
         shortest > 0 ? static_cast<double>(makespan - shortest) / static_cast<double>(shortest) : 0;
-    table.rows.push_back({MemoryText(point.memory, bytes), Bar(point.memory, largest),
-                          scale.Of(makespan), FormatPercent(longer), NameOf(point.row),
-                          Bought(point.row)});
+    table.rows.push_back(
+        {bytes ? FormatBytes(static_cast<int64_t>(point.memory)) : FormatMultiple(point.row.memory),
+         Bar(point.memory, largest), scale.Of(makespan), FormatPercent(longer), NameOf(point.row),
+         Bought(point.row)});
   }
   return head + FormatTable(table) + "\n" +
          (bytes ? "total: bytes of all that the fullest rank holds, as far as the costs say.\n"
-                : "activations: the most that a rank holds, each of all its layers.\n") +
+                : "memory: activations of the fullest rank, as a multiple of what 1F1B holds.\n") +
          "longer: than the shortest. What is both longer and larger than another is left out.\n";
 }
 

@@ -25,7 +25,8 @@ constexpr NamedLimit<GivenTime> kTimes[] = {{"max_bubble", &Limits::max_bubble},
                                             {"max_makespan", &Limits::max_makespan},
                                             {"max_exposed", &Limits::max_exposed}};
 constexpr NamedLimit<double> kShares[] = {{"max_bubble_ratio", &Limits::max_bubble_ratio},
-                                          {"max_gap", &Limits::max_gap}};
+                                          {"max_gap", &Limits::max_gap},
+                                          {"max_memory", &Limits::max_memory}};
 
 std::string Flag(std::string name) {
   std::replace(name.begin(), name.end(), '_', '-');
@@ -74,9 +75,9 @@ std::string WholePath(const std::string& path) {
   return path == "-" || unknown ? path : NormalPath(whole.string());
 }
 
-constexpr std::string_view kKeys[] = {"max_bubble",  "max_bubble_ratio", "max_makespan",
-                                      "max_exposed", "max_gap",          "max_activations",
-                                      "max_bytes",   "formula",          "plans"};
+constexpr std::string_view kKeys[] = {
+    "max_bubble",      "max_bubble_ratio", "max_makespan", "max_exposed", "max_gap",
+    "max_activations", "max_bytes",        "max_memory",   "formula",     "plans"};
 
 /// Makes the results of one plan.
 class Judgement {
@@ -108,6 +109,8 @@ class Judgement {
             Where(&RankFigures::peak_activations));
     }
     if (limits_.max_bytes) Bytes();
+    Ratio("max_memory", limits_.max_memory, "memory, as a multiple of 1F1B's,",
+          MemoryOf1F1B(plan_, costs_, report_.simulation), 1e300);
     if (limits_.formula) Formula();
     return std::move(results_);
   }

@@ -17,6 +17,7 @@ namespace contraflow {
 struct Limits {
   std::optional<GivenTime> max_bubble, max_makespan, max_exposed;
   std::optional<double> max_bubble_ratio, max_gap;
+  std::optional<double> max_memory;  ///< of activations, as a multiple of what 1F1B holds
   std::optional<int64_t> max_activations, max_bytes;
   bool formula = false;  ///< every rank's bubble is that of the published formula
 

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <charconv>
+#include <cmath>
 #include <memory>
 #include <utility>
 
@@ -47,10 +48,64 @@ std::vector<std::string> ColumnsOf(std::span<const Point> points) {
   return names;
 }
 
-std::string PointName(const Point& point) {
-  const std::string& limit = point.request.memory_limit;
+/// "1x", or "none".
+std::string LimitName(const CompareRequest& request) {
+  return request.memory_limit.empty() ? "none" : request.memory_limit;
+}
+
+/// Costs of micro-batches so many times as large: times and bytes, but for latencies beside a
+/// bandwidth.
+void ScaleMicrobatch(double factor, CostModel* costs) {
+  const auto scale = [factor](auto&... amounts) {
+    ((amounts = std::llround(static_cast<double>(amounts) * factor)), ...);
+  };
+  const auto scale_all = [&](auto& amounts) { std::ranges::for_each(amounts, scale); };
+  const auto scale_stage = [&](StageCost& cost) {
+    scale(cost.f, cost.b, cost.w, cost.bw, cost.fb);
+    if (cost.r > 0) scale(cost.r);
+  };
+  const auto scale_moe = [&](MoeCost& moe) {
+    for (const ComponentCost& component : kComponentCosts) scale_all(moe.*component.times);
+    std::ranges::for_each(moe.values, scale_all);
+  };
+  std::ranges::for_each(costs->stages, scale_stage);
+  for (LayerCost& layer : costs->layers) {
+    scale_stage(layer.cost);
+    if (layer.moe) scale_moe(*layer.moe);
+    scale(layer.activation_bytes, layer.w_stash_bytes, layer.output_bytes);
+  }
+  if (costs->moe) scale_moe(*costs->moe);
+  std::ranges::for_each(costs->stage_moe, scale_moe);
+  scale(costs->comm.bytes, costs->comm.occupancy);
+  if (!costs->comm.exclusive()) scale(costs->comm.latency);
+  if (costs->host && costs->host->bandwidth == 0) scale(costs->host->latency);
+  if (!costs->memory) return;
+  MemoryCost& memory = *costs->memory;
+  scale(memory.activation_bytes, memory.w_stash_bytes);
+  if (memory.input_bytes > 0) scale(memory.input_bytes);
+  for (auto* list : {&memory.activation_of, &memory.stash_of, &memory.values}) scale_all(*list);
+}
+
+/// The number of micro-batches of a step of --global-batch, of costs that are of `first` of them.
+void KeepBatch(int64_t batch, int first, CompareRequest* request) {
+  Spec& spec = request->spec;
+  const int64_t parts = int64_t{spec.microbatches} * spec.data_parallel;
+  if (batch < 1 || batch % parts != 0) {
+    throw UsageError(
+        "--global-batch: " + std::to_string(batch) + " samples are no multiple of " +
+        Counted(parts, "micro-batch") +
+        (spec.data_parallel > 1 ? ", those of " + Counted(spec.data_parallel, "replica") : "") +
+        "; give another --microbatches");
+  }
+  request->global_batch = batch;
+  request->samples = batch / parts;
+  if (spec.microbatches == first) return;
+  ScaleMicrobatch(static_cast<double>(first) / spec.microbatches, &spec.costs);
+}
+
+std::string PointName(const Point& point, bool limited) {
   return Counted(point.request.spec.microbatches, "micro-batch") +
-         (limit.empty() ? "" : ", " + limit);
+         (limited ? ", " + LimitName(point.request) : "");
 }
 
 }  // namespace
@@ -82,17 +137,23 @@ std::vector<std::string> ParseMemoryLimits(const std::string& text) {
 std::vector<Point> MakePoints(const CompareFlags& flags, std::vector<std::string>* assumed) {
   const CompareRequest request = ResolveCompare(flags, assumed);
   std::vector<Point> points;
-  for (const int microbatches : ParseMicrobatches(flags.microbatches)) {
+  const std::vector<int> numbers = ParseMicrobatches(flags.microbatches);
+  for (const int microbatches : numbers) {
     for (const std::string& limit : ParseMemoryLimits(flags.memory_limit)) {
       Point& point = points.emplace_back(Point{request, {}});
       point.request.spec.microbatches = microbatches;
-      point.request.memory_limit = limit;
+      point.request.memory_limit = limit == "none" ? "" : limit;
+      if (flags.memory_limit.empty() && DevicesOf(request.spec).empty()) {
+        point.request.assumed_limit = true;
+        point.request.memory_limit = "1x";
+      }
       // What no schedule can be blamed for is an error and not a reason to reject it.
       ReadOption([&] {
         NamingCosts(flags.costs, [&] { CheckSpec(point.request.spec); });
-        if (flags.memory_limit.empty()) return;
-        ParseMemoryLimit(limit, point.request.spec, point.request.spec.ranks);
+        if (point.request.memory_limit.empty()) return;
+        ParseMemoryLimit(point.request.memory_limit, point.request.spec, point.request.spec.ranks);
       });
+      if (flags.global_batch) KeepBatch(*flags.global_batch, numbers.front(), &point.request);
     }
   }
   return points;
@@ -100,13 +161,17 @@ std::vector<Point> MakePoints(const CompareFlags& flags, std::vector<std::string
 
 std::string SweepText(std::span<const Point> points, bool costs_given) {
   const CompareRequest& request = points.front().request;
-  const bool limited = !request.memory_limit.empty();
+  const bool limited = std::ranges::any_of(points, [&](const Point& point) {
+    return point.request.memory_limit != request.memory_limit;
+  });
   const std::vector<std::string> names = ColumnsOf(points);
-  Table table;
+  Table table, ratios;
   table.columns = {">micro-batches"};
   if (limited) table.columns.emplace_back(">memory");
+  ratios.columns = table.columns;
   for (const std::string& name : names) table.columns.push_back(">" + name);
-  table.columns.insert(table.columns.end(), {">gap", "  take"});
+  for (const std::string& name : names) ratios.columns.push_back(">" + name);
+  table.columns.insert(table.columns.end(), {">gap", ">time", ">bubble", "  take"});
   std::string advices;
   Time longest = 0;
   for (const Point& point : points) {
@@ -116,27 +181,42 @@ std::string SweepText(std::span<const Point> points, bool costs_given) {
   }
   const TimeScale scale(longest, request.spec.costs.unit);
   for (const Point& point : points) {
-    std::vector<std::string>& cells = table.rows.emplace_back();
-    cells.push_back(std::to_string(point.request.spec.microbatches));
-    if (limited) cells.push_back(point.request.memory_limit);
-    const Advice advice = Advise(point.rows);
-    std::string gap;
+    std::vector<std::string> cells = {std::to_string(point.request.spec.microbatches)};
+    if (limited) cells.push_back(LimitName(point.request));
+    std::vector<std::string>& bubbles = ratios.rows.emplace_back(cells);
     for (const std::string& name : names) {
       const auto row = std::find_if(point.rows.begin(), point.rows.end(),
                                     [&](const CompareRow& r) { return r.schedule == name; });
-      cells.push_back(row->report && row->fits ? scale.Of(row->makespan()) : "-");
-      if (row->report && name == advice.schedule) gap = FormatPercent(row->report->gap());
+      const bool fits = row != point.rows.end() && row->report && row->fits;
+      cells.push_back(fits ? scale.Of(row->makespan()) : "-");
+      bubbles.push_back(fits ? FormatPercent(row->report->simulation.bubble_ratio()) : "-");
     }
-    cells.push_back(gap);
+    const Advice advice = Advise(point.rows);
+    const Report* const taken = advice.row == nullptr ? nullptr : &*advice.row->report;
+    cells.push_back(taken == nullptr ? "" : FormatPercent(taken->gap()));
+    cells.push_back(taken == nullptr ? "" : scale.Of(taken->simulation.makespan));
+    cells.push_back(taken == nullptr ? "" : FormatPercent(taken->simulation.bubble_ratio()));
     cells.push_back("  " + (advice.schedule.empty() ? "none" : advice.schedule));
-    advices += "advice for " + PointName(point) + ": " + WithFlags(advice.text) + ".\n";
+    table.rows.push_back(std::move(cells));
+    advices += "advice for " + PointName(point, limited) + ": " + AdviceLines(advice);
   }
-  return Counted(request.spec.ranks, "rank") + "\n" +
-         DescribeCostsUsed(request.spec.costs, costs_given) + "\n\n" + FormatTable(table) + "\n" +
-         advices +
-         "\nThe columns are makespans; -: does not fit.\n"
-         "gap: how far the makespan of the schedule to take is above a proven lower bound\n"
-         "  for its placement and memory.\n";
+  CompareRequest head = request;
+  if (limited) {
+    head.memory_limit.clear();
+    head.assumed_limit = false;
+  }
+  const bool kept = request.global_batch > 0;
+  return ComparedHead(head, costs_given, false) + "\nMakespans" +
+         (kept ? ", times of the whole batch" : "") + ":\n" + FormatTable(table) +
+         "\nBubbles, as a share of all ranks' time:\n" + FormatTable(ratios) + "\n" +
+         NoteOnPairs(request, points.front().rows) + advices +
+         "\n-: does not fit. time, bubble, gap: those of the schedule to take.\n"
+         "gap: how far its makespan is above a proven lower bound on any order of its\n"
+         "  placement and memory limit, also on orders that split the backward.\n" +
+         (kept ? "The costs are of a micro-batch of " + FormatCount(request.samples) +
+                     (request.samples == 1 ? " sample" : " samples") +
+                     ", that of the first line; those of others scale with it.\n"
+               : std::string());
 }
 
 std::string SweepJson(std::span<const Point> points) {

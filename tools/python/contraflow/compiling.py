@@ -82,6 +82,9 @@ def compare(
     offload: Union[str, Sequence[int], None] = None,
     partition: Union[str, Sequence[int], None] = None,
     for_: Optional[str] = None,
+    schedules: Union[str, Sequence[str], None] = None,
+    global_batch: Optional[int] = None,
+    sort: Optional[str] = None,
     no_auto: bool = False,
 ) -> _core.Comparison:
     """Simulates all schedules side by side, and recommends one.

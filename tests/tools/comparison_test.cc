@@ -23,6 +23,7 @@
 #include "tools/cli/options.h"
 #include "tools/cli/spec_options.h"
 #include "tools/report/progress.h"
+#include "tools/report/report.h"
 
 namespace contraflow::comparison_test {
 namespace {
@@ -171,7 +172,7 @@ TEST_SUITE("unit") {
     flags.data_parallel = 2;
     flags.microbatches = "4,12";
     CHECK(Failure<UsageError>([&] { MakePoints(flags, &assumed); }) ==
-          "--global-batch: 64 samples are no multiple of 24 micro-batches, those of 2 replicas; "
+          "--global-batch: 64 samples are no multiple of 24 micro-batches, of all replicas; "
           "give another --microbatches");
   }
 
@@ -205,8 +206,15 @@ TEST_SUITE("unit") {
     CHECK(ComparedHead(request, true, true).find(kWithout) == std::string::npos);
     request.spec.data_parallel = 2;
     CHECK(ComparedHead(request, true, true).find(kWithout) != std::string::npos);
+    CHECK(ComparedHead(request, true, true).starts_with("2 ranks x 2 data-parallel, 4 micro"));
     request.spec.costs.stages[0].step = 1;
     CHECK(ComparedHead(request, true, true).find(kWithout) == std::string::npos);
+    const auto devices = [](const Parallel& parallel) { return DescribeDevices(4, parallel, 2); };
+    CHECK(devices({}) == "4 ranks x 2 data-parallel = 8 GPUs");
+    CHECK(devices({.ep = 8}) == "4 ranks x 8 expert-parallel x 2 data-parallel = 64 GPUs");
+    CHECK(devices({.tp = 2, .ep = 32}) ==
+          "4 ranks x 32 devices (tp 2, ep 32) x 2 data-parallel = 256 GPUs");
+    CHECK(devices({.tp = 8}) == "4 ranks x 8 devices (tp 8) x 2 data-parallel = 64 GPUs");
   }
 
   TEST_CASE(

@@ -288,9 +288,15 @@ bool PricesUpdate(const CostModel& costs) {
          std::ranges::any_of(costs.layers, prices, &LayerCost::cost);
 }
 
+/// How a rank's devices split the model; nothing: not known.
+std::optional<Parallel> KnownParallel(const Spec& spec) {
+  const bool known = spec.costs.parallel || spec.expert_parallel;
+  return known ? std::optional(ParallelOf(spec)) : std::nullopt;
+}
+
 std::string ComparedHead(const CompareRequest& request, bool costs_given, bool one) {
   const Spec& spec = request.spec;
-  std::string text = Counted(spec.ranks, "rank");
+  std::string text = DescribeDevices(spec.ranks, KnownParallel(spec), spec.data_parallel);
   if (one) text += ", " + Counted(spec.microbatches, "micro-batch");
   if (request.global_batch > 0) {
     text += ", " + Counted(request.global_batch, "sample") + " a step";
@@ -315,8 +321,10 @@ std::string ComparedHead(const CompareRequest& request, bool costs_given, bool o
   }
   if (!devices.empty()) {
     const auto [low, high] = std::ranges::minmax(devices);
+    const bool gpu = spec.costs.gpu && high == spec.costs.gpu->memory_bytes.value_or(0);
     text += "memory: " + FormatBytes(low) +
-            (high == low ? " on each device\n" : " on the smallest device\n");
+            (high == low ? " on each device" : " on the smallest device") +
+            (gpu ? ", " + spec.costs.gpu->name : "") + "\n";
   }
   return text;
 }
@@ -407,6 +415,9 @@ Json ComparisonToJson(const CompareRequest& request, std::span<const CompareRow>
   take["text"] = WithFlags(advice.text);
   Json object = Json::object();
   if (!request.memory_limit.empty()) object["memory_limit"] = request.memory_limit;
+  if (const std::optional<Parallel> parallel = KnownParallel(request.spec)) {
+    object["gpus"] = int64_t{request.spec.ranks} * parallel->devices() * request.spec.data_parallel;
+  }
   if (request.global_batch > 0) {
     object["global_batch"] = request.global_batch;
     object["samples_per_microbatch"] = request.samples;

@@ -39,6 +39,10 @@ extern const std::string_view kFormulaLegend;
 /// "1 rank", "8 ranks", "1,024 micro-batches"
 std::string Counted(int64_t n, const std::string& noun);
 
+/// "8 ranks x 8 expert-parallel x 2 data-parallel = 128 GPUs"; without GPUs where nothing says how
+/// many a rank has.
+std::string DescribeDevices(int ranks, const std::optional<Parallel>& parallel, int data_parallel);
+
 /// "dualpipe: 8 ranks, 8 stages, 20 micro-batches (level comm)"
 std::string DescribePlan(const Plan& plan);
 

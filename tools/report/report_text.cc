@@ -58,13 +58,35 @@ std::string Counted(int64_t n, const std::string& noun) {
   return FormatCount(n) + " " + noun + (n == 1 ? "" : noun.ends_with("ch") ? "es" : "s");
 }
 
+std::string DescribeDevices(int ranks, const std::optional<Parallel>& parallel, int data_parallel) {
+  std::string text = Counted(ranks, "rank");
+  const int devices = parallel ? parallel->devices() : 1;
+  if (devices > 1 && devices == parallel->ep && parallel->batches() == devices) {
+    text += " x " + std::to_string(devices) + " expert-parallel";
+  } else if (devices > 1) {
+    std::string split;
+    const std::pair<const char*, int> degrees[] = {
+        {"tp", parallel->tp}, {"cp", parallel->cp}, {"ep", parallel->ep}, {"etp", parallel->etp}};
+    for (const auto& [name, degree] : degrees) {
+      if (degree > 1)
+        split += (split.empty() ? "" : ", ") + (name + (" " + std::to_string(degree)));
+    }
+    text += " x " + std::to_string(devices) + " devices (" + split + ")";
+  }
+  if (data_parallel > 1) text += " x " + std::to_string(data_parallel) + " data-parallel";
+  return parallel ? text + " = " + Counted(int64_t{ranks} * devices * data_parallel, "GPU") : text;
+}
+
 std::string DescribePlan(const Plan& plan) {
-  std::string text = plan.schedule + ": " + Counted(plan.ranks, "rank") + ", " +
-                     Counted(plan.stages, "stage") + ", " +
+  const std::optional<Parallel> parallel = plan.costs ? plan.costs->parallel : std::nullopt;
+  std::string text = plan.schedule + ": " +
+                     (parallel ? DescribeDevices(plan.ranks, parallel, plan.data_parallel)
+                               : Counted(plan.ranks, "rank")) +
+                     ", " + Counted(plan.stages, "stage") + ", " +
                      Counted(plan.microbatches, "micro-batch");
-  if (plan.expert_parallel > 1)
+  if (plan.expert_parallel > 1 && !parallel)
     text += ", " + Counted(plan.expert_parallel, "device") + " per rank";
-  if (plan.data_parallel > 1) text += ", " + Counted(plan.data_parallel, "replica");
+  if (plan.data_parallel > 1 && !parallel) text += ", " + Counted(plan.data_parallel, "replica");
   return text + " (level " + std::string(Name(plan.level)) + ")";
 }
 

@@ -76,7 +76,7 @@ void ScaleMicrobatch(double factor, CostModel* costs) {
   }
   if (costs->moe) scale_moe(*costs->moe);
   std::ranges::for_each(costs->stage_moe, scale_moe);
-  scale(costs->comm.bytes, costs->comm.occupancy);
+  scale(costs->comm.bytes, costs->comm.occupancy, costs->tokens);
   if (!costs->comm.exclusive()) scale(costs->comm.latency);
   if (costs->host && costs->host->bandwidth == 0) scale(costs->host->latency);
   if (!costs->memory) return;
@@ -89,13 +89,12 @@ void ScaleMicrobatch(double factor, CostModel* costs) {
 /// The number of micro-batches of a step of --global-batch, of costs that are of `first` of them.
 void KeepBatch(int64_t batch, int first, CompareRequest* request) {
   Spec& spec = request->spec;
-  const int64_t parts = int64_t{spec.microbatches} * spec.data_parallel;
+  const int64_t parts =
+      int64_t{spec.microbatches} * spec.data_parallel * ParallelOf(spec).batches();
   if (batch < 1 || batch % parts != 0) {
-    throw UsageError(
-        "--global-batch: " + std::to_string(batch) + " samples are no multiple of " +
-        Counted(parts, "micro-batch") +
-        (spec.data_parallel > 1 ? ", those of " + Counted(spec.data_parallel, "replica") : "") +
-        "; give another --microbatches");
+    throw UsageError("--global-batch: " + std::to_string(batch) + " samples are no multiple of " +
+                     Counted(parts, "micro-batch") +
+                     ", of all replicas; give another --microbatches");
   }
   request->global_batch = batch;
   request->samples = batch / parts;

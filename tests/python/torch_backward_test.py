@@ -132,6 +132,17 @@ class Twice(OwnScale):
         return super().forward(x * self.scales[0])
 
 
+class ScaleBeside(OwnScale):
+    """In addition to a fused function a weight that no input reaches."""
+
+    def __init__(self):
+        super().__init__(alone=False)
+        self.beside = nn.Parameter(torch.randn(WIDTH))
+
+    def forward(self, x):
+        return super().forward(x), self.beside * 2
+
+
 class Checkpointed(nn.Module):
     def __init__(self, **options):
         super().__init__()
@@ -171,7 +182,7 @@ def modules():
 def at_once():
     """Whose B computes weight gradients as well."""
     torch.manual_seed(3)
-    found = [OwnScale(), OwnScale(3), OwnScale(2, alone=False), Twice()]
+    found = [OwnScale(), OwnScale(3), OwnScale(2, alone=False), Twice(), ScaleBeside()]
     if hasattr(torch, "compile") and STARTS_AT_EDGES:
         found += [Compiled(True), Compiled(False)]
     return found

@@ -28,16 +28,14 @@ constexpr int64_t kMaxExperts = 1 << 14;
 std::string QuoteNonFinite(std::string_view text) {
   std::string quoted;
   bool inside = false;
-  for (size_t at = 0; at < text.size();) {
-    size_t taken = 1;
+  for (size_t at = 0, taken = 1; at < text.size(); at += taken, taken = 1) {
     for (const std::string_view name : {"-Infinity", "Infinity", "NaN"}) {
       if (!inside && text.substr(at).starts_with(name)) taken = name.size();
     }
+    const std::string mark(taken > 1, '"');
     if (inside && text[at] == '\\') taken = 2;
     if (text[at] == '"') inside = !inside;
-    const std::string mark(!inside && taken > 2, '"');
     quoted += mark + std::string(text.substr(at, taken)) + mark;
-    at += taken;
   }
   return quoted;
 }

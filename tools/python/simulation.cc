@@ -81,9 +81,7 @@ void CheckArrays() {
   py::array_t<int16_t> array = NewArray<int16_t>(2);
   array.mutable_at(0) = 1;
   array.mutable_at(1) = 2;
-  py::list written;
-  for (const int entry : {1, 2}) written.append(entry);
-  if (written.equal(array.attr("tolist")())) return;
+  if (array.attr("sum")().cast<int>() == 3) return;
   const auto version = py::module_::import("numpy").attr("__version__").cast<std::string>();
   throw py::import_error(
       "contraflow was built with pybind11 " + std::to_string(PYBIND11_VERSION_MAJOR) + "." +

@@ -11,7 +11,6 @@ What the graph saved for B alone is dropped after B. Where autograd cannot start
 """
 
 import contextlib
-import functools
 from collections import Counter
 
 import torch
@@ -171,8 +170,7 @@ def _kept(nodes):
     """For a backward after which the graph is used again, but not these nodes: compiled blocks refuse it where
     they write into what they saved."""
     blocks = [getattr(getattr(type(node), "_forward_cls", None), "metadata", None) for node in nodes]
-    blocks = {id(block): block for block in blocks if getattr(block, "bw_donated_idxs", None)}
-    donated = [(block, block.bw_donated_idxs) for block in blocks.values()]
+    donated = [(block, block.bw_donated_idxs) for block in blocks if getattr(block, "bw_donated_idxs", None)]
     for block, _ in donated:
         block.bw_donated_idxs = []
     try:
@@ -223,9 +221,9 @@ def backward_input(roots, grads, inputs):
             wanted.extend(starts)
     early, at_once = list(early.values()), list(at_once.values())
     versions = {}  # of the gradients that W needs, before a function could write into them
-    if any(_computes_at_once(node) for node in done):
-        for starts, _, _ in later:
-            starts[0].node.register_prehook(functools.partial(_note_versions, versions, starts[0].node))
+    for (start, *_), _, _ in later if any(map(_computes_at_once, done)) else ():
+        start.node.register_prehook(lambda grads, node=start.node: versions.update(
+            {(node, at): grad._version for at, grad in enumerate(grads) if grad is not None}))
     with _kept(done if later else ()):
         got = torch.autograd.grad(roots, wanted + early + at_once, grads, retain_graph=bool(later),
                                   allow_unused=True)
@@ -234,16 +232,9 @@ def backward_input(roots, grads, inputs):
             _add(leaf, grad)
     if later:
         _drop_saved(done)
-    late = []
-    for starts, at, own in later:
-        noted = versions.get(starts[0].node)
-        late.append(([(start, grad, noted[start.output_nr] if noted else grad._version)
-                      for start, grad in zip(starts, got[at]) if grad is not None], own))
+    late = [([(start, grad, versions.get((start.node, start.output_nr), grad._version))
+              for start, grad in zip(starts, got[at]) if grad is not None], own) for starts, at, own in later]
     return got[:len(inputs)], (late, list(zip(early, got[len(wanted):])))
-
-
-def _note_versions(versions, node, grads):
-    versions[node] = [None if grad is None else grad._version for grad in grads]
 
 
 def _unchanged(known):

@@ -78,7 +78,7 @@ class PlanSchedule:
         self._make_cells()
         self._make_operations()
         self._at = -1
-        self._broken = False
+        self._broken = self._closed = False
         self._stepping = threading.Lock()
         self._store, self._step, self._rows = _store(token), 0, None
         self._watch = Watch(self._store, self.rank, plan.ranks, self._place)
@@ -223,10 +223,9 @@ class PlanSchedule:
         if not self._stepping.acquire(blocking=False):
             raise RuntimeError(f"rank {self.rank}: another thread is in a step of this schedule")
         try:
-            if self._broken == "closed":
-                raise RuntimeError(f"rank {self.rank}: this schedule is closed: make another")
             if self._broken:
-                raise RuntimeError(f"rank {self.rank}: an earlier step failed; its messages may still be "
+                raise RuntimeError(f"rank {self.rank}: this schedule is closed: make another" if self._closed else
+                                   f"rank {self.rank}: an earlier step failed; its messages may still be "
                                    "under way: begin again in a new process")
             self._watch.begin()
             self._at = -1
@@ -249,11 +248,10 @@ class PlanSchedule:
 
     def _fill(self, args, target, return_outputs, kwargs):
         self._check_rows(args, target)
-        count = self.plan.microbatches
-        rows = self._batch_rows(args, target, kwargs)
-        columns = [self._parts(x, len(self._first), "the input", rows) for x in args if self._first]
-        targets = self._parts(target, len(self._last), "target", rows) if self._last else []
-        parts = {key: self._spread(value, count, key, rows) for key, value in kwargs.items()}
+        self._learn_rows(args, target, kwargs)
+        columns = [self._spread(x, len(self._first), "the input", True) for x in args if self._first]
+        targets = self._spread(target, len(self._last), "target", True) if self._last else []
+        parts = {key: self._spread(value, self.plan.microbatches, key) for key, value in kwargs.items()}
         for cell, *x in zip(self._first, *columns):
             cell.x = tuple(x)
         if target is not None:
@@ -288,47 +286,35 @@ class PlanSchedule:
                 raise ValueError(f"rank {self.rank}: {given[0][0]} has {given[0][1]} rows, {name} "
                                  f"has {rows}: give the same rows of both, or a multiple in the target")
 
-    def _batch_rows(self, args, target, kwargs):
+    def _learn_rows(self, args, target, kwargs):
         """How many rows all micro-batches of the plan have. A rank on which none starts asks the first one, if
         it has something whose rows count."""
-        count, starts = self.plan.microbatches, len(self._first)
-        if starts:
+        if self._first:
             given = next((len(x) for x in (*args, *tree_flatten(args)[0]) if _has_rows(x)), 0)
-            self._rows = given * count // starts
+            self._rows = given * self.plan.microbatches // len(self._first)
             if self.plan.routes[0].ranks[0] == self.rank and (self._variable_shapes or self._step == 0):
                 self._store.set(f"rows/{self._step}", str(self._rows))
                 if self._step > self.plan.ranks:  # no rank is further behind
                     self._store.delete_key(f"rows/{self._step - self.plan.ranks - 1}")
         elif self._variable_shapes or self._rows is None:
-            whole = target if not torch.is_tensor(target) and self._last else None
-            if any(_has_rows(x) for x in tree_flatten((whole, kwargs))[0]):
-                at = self._step if self._variable_shapes else 0
-                self._rows = int(self._store.get(f"rows/{at}"))
+            inside = None if torch.is_tensor(target) or not self._last else target
+            if any(_has_rows(x) for x in tree_flatten((inside, kwargs))[0]):
+                self._rows = int(self._store.get(f"rows/{self._step if self._variable_shapes else 0}"))
         self._step += 1
-        return self._rows
 
-    def _parts(self, value, count, name, rows):
-        """An input or a target for each of `count` micro-batches: a tensor is chunked, whatever it has."""
-        if torch.is_tensor(value):
-            return self._chunks(value, count, name)
-        return self._spread(value, count, name, rows and rows * count // self.plan.microbatches)
-
-    def _spread(self, value, count, name, rows):
-        """The same of what may hold tensors: those with so many rows are chunked, all else goes whole to each
-        micro-batch."""
+    def _spread(self, value, count, name, always=False):
+        """What each of `count` micro-batches gets: tensors with the rows of the batch are chunked, and with
+        `always` any that is the value itself; all else goes whole to each."""
+        rows = self._rows and self._rows * count // self.plan.microbatches
         leaves, form = tree_flatten(value)
         columns = []
         for leaf in leaves:
-            if torch.is_tensor(leaf):
-                self._check_leaf(leaf, name)
-            batch = _has_rows(leaf) and len(leaf) == rows
-            columns.append(self._chunks(leaf, count, name) if batch else [leaf] * count)
+            if torch.is_tensor(leaf) and leaf.requires_grad and torch.is_grad_enabled():
+                raise ValueError(f"rank {self.rank}: {name} requires a gradient, and step() gives gradients to "
+                                 "parameters of stages alone: detach() it, or move what makes it into a stage")
+            chunked = _has_rows(leaf) and len(leaf) == rows or always and torch.is_tensor(value)
+            columns.append(self._chunks(leaf, count, name) if chunked else [leaf] * count)
         return [tree_unflatten([column[m] for column in columns], form) for m in range(count)]
-
-    def _check_leaf(self, value, name):
-        if value.requires_grad and torch.is_grad_enabled():
-            raise ValueError(f"rank {self.rank}: {name} requires a gradient, and step() gives gradients to "
-                             "parameters of stages alone: detach() it, or move what makes it into a stage")
 
     def _chunks(self, value, count, name):
         has = f"rank {self.rank}: {name} has shape {list(value.shape)}, which does not chunk into {count} "
@@ -337,7 +323,6 @@ class PlanSchedule:
         if len(value) % count != 0 and not self._variable_shapes:
             raise ValueError(has + "micro-batches of the same size: leave the last batch out (drop_last of a "
                              "DataLoader), or pass variable_shapes=True")
-        self._check_leaf(value, name)
         return value.detach().tensor_split(count)
 
     def _run(self, operations):
@@ -430,7 +415,7 @@ class PlanSchedule:
     def close(self):
         """Gives back the process groups that the schedule made; those of `links=` stay. Nothing runs after
         it. A schedule that is dropped does the same."""
-        self._broken = "closed"
+        self._broken = self._closed = True
         self._watch.close()
         self._operations, self._forwards, self._edges, self._sums = [], [], {}, {}
         if self._owns_links:

@@ -97,7 +97,7 @@ class Stage:
         self._open(cell)
         if cell.again:
             if self.keep_rng:
-                cell.rng = self._rng_state(cell)
+                cell.rng = _rng_state((*cell.x, *self.weights[:1]))
             with torch.no_grad(), without_cast_cache():
                 self._close(cell, self.apply(cell))
         else:
@@ -115,7 +115,7 @@ class Stage:
     def forward_again(self, cell):
         """R: from the input that F kept, with the random numbers that F had."""
         if self.keep_rng:
-            now = self._rng_state(cell)
+            now = _rng_state((*cell.x, *self.weights[:1]))
             _set_rng_state(cell.rng)
             cell.rng = None
             result = self.apply(cell)
@@ -174,11 +174,6 @@ class Stage:
             outputs = [y for y in outputs if differentiable(y)]
             cell.used = [y.requires_grad for y in outputs]
             cell.roots = [root_of(y) for y in outputs if y.requires_grad]
-
-    def _rng_state(self, cell):
-        tensors = [x for x in (*cell.x, *self.weights) if torch.is_tensor(x)]
-        device = next((x.device for x in tensors if x.is_cuda), None)
-        return torch.get_rng_state(), device, device and torch.cuda.get_rng_state(device)
 
     # B, W and BW
 
@@ -279,6 +274,11 @@ def without_cast_cache():
         yield
     finally:
         torch.set_autocast_cache_enabled(before)
+
+
+def _rng_state(tensors):
+    device = next((x.device for x in tensors if torch.is_tensor(x) and x.is_cuda), None)
+    return torch.get_rng_state(), device, device and torch.cuda.get_rng_state(device)
 
 
 def _set_rng_state(state):

@@ -73,9 +73,9 @@ class Watch:
             lines, before = ["  the process that holds the store has ended; before that:"], None
             if self._reason is not None:
                 lines.append(f"  first, {self._reason}")
-            if not self._seen:
+            elif not self._seen:
                 return "  what the other ranks do is not known: the process that holds the store has ended"
-        for rank, now in enumerate(self._seen[-1]):
+        for rank, now in enumerate(self._seen[-1] if self._seen else ()):
             text = now.split(" ", 1)[1]
             if before is not None and now == before[rank] and not text.startswith("failed"):
                 text = f"no sign of life; last: {text}"

@@ -216,13 +216,17 @@ std::string Gains(const CompareRow& taken, const std::vector<const CompareRow*>&
   if (other == nullptr || other == one_f_one_b) return text;
   const bool longer = ShorterBy(taken, *other) < 0;
   return text + ", " + (longer ? "only " : "") + Gain(taken, *other) +
-         (longer ? ", and simpler" : " (best other published that fits)");
+         (!longer                        ? " (best other published that fits)"
+          : other->twice && !taken.twice ? ", which holds parameters twice"
+                                         : ", and simpler");
 }
 
 /// What it holds, beside 1F1B.
 std::string Price(const CompareRow& taken, const CompareRow* one_f_one_b) {
-  std::string text =
-      "at most " + FormatPercent(taken.report->gap()) + " above the best of its placement; ";
+  const double gap = taken.report->gap();
+  std::string text = gap > 0
+                         ? "at most " + FormatPercent(gap) + " above the best of its placement; "
+                         : "no order of its placement is shorter; ";
   if (taken.twice) text += "parameters twice; ";
   if (const int64_t total = taken.total.value_or(0); total > 0) {
     text += "fullest rank " + FormatBytes(total);

@@ -49,7 +49,9 @@ def compile(
 
     The keywords are the options of `contraflow compile`, which explains them. Times are in the unit
     of the costs; sizes are bytes or text such as "80GB" or "1x"; a budget is text such as "500ms",
-    or seconds. Of several placements the one with the shortest step is taken. Ctrl-C ends a search.
+    or seconds. Of several placements the one with the shortest step is taken. Where neither a memory
+    limit nor the memory of a device is known, "auto" holds no more than 1F1B; memory_limit="none"
+    lifts that. Ctrl-C ends a search.
     """
     return _core.compile(**locals())
 

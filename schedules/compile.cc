@@ -271,6 +271,14 @@ int64_t MemoryLimitOf(const Spec& spec, const std::string& text) {
 }
 
 double HeldBy1F1B(Spec spec, MadePlans* made) {
+  const CostModel& costs = spec.costs;
+  const bool bytes = CountsBytes(costs);
+  const auto listed = static_cast<int>(costs.stages.size());
+  const auto all =
+      static_cast<double>(ParseMemoryLimit("1x", spec, bytes && listed > 1 ? listed : spec.ranks));
+  const double average = all * std::min(1.0, static_cast<double>(spec.microbatches) / spec.ranks);
+  const bool alike = costs.layers.empty() && (!costs.memory || costs.memory->activation_of.empty());
+  if (!bytes || alike) return average;
   spec.schedule = kOneFOneB.name;
   spec.chunks = 0;
   spec.memory_limit.reset();
@@ -286,7 +294,7 @@ double HeldBy1F1B(Spec spec, MadePlans* made) {
     return ActivationsHeld(plan, *plan.costs, Simulate(plan, *plan.costs, Keep::kFigures));
   } catch (const Error&) {
     // A partition of more stages, or too few layers.
-    return static_cast<double>(ParseMemoryLimit("1x", spec, spec.ranks));
+    return average;
   }
 }
 

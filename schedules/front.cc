@@ -49,7 +49,10 @@ class FrontSearch {
     Offload& offload = request_.spec.offload;
     if (recompute.choice == Recompute::Choice::kAuto) recompute = {};
     if (offload.choice == Offload::Choice::kAuto) offload = {};
-    if (recompute != request.spec.recompute || offload != request.spec.offload) asked_ = request;
+    if (recompute != request.spec.recompute || offload != request.spec.offload) {
+      asked_ = request;
+      asked_->held_by_1f1b = request_.held_by_1f1b;
+    }
     recomputes_ = CountsBytes(costs) && input && recompute == Recompute();
     offloads_ = recomputes_ && costs.host && offload == Offload();
   }

@@ -97,6 +97,12 @@ TEST_SUITE("unit") {
     }
     CHECK(point.rows.back().memory <= 1);
     CHECK(Advise(point.rows).row->memory <= 1);
+    // Fewer micro-batches than ranks.
+    flags.microbatches = "4";
+    point = MakePoints(flags).front();
+    point.rows = Compare(point.request);
+    CHECK(Find(point.rows, "1f1b").memory == 1);
+    CHECK(Find(point.rows, "gpipe").memory == 1);
     // Stages that differ: 1F1B's fullest rank, and not an average one.
     flags.costs.f = flags.costs.b = flags.costs.w = flags.costs.comm = std::nullopt;
     flags.costs.text = R"({"unit": "ms", "layers": [
@@ -213,8 +219,9 @@ TEST_SUITE("unit") {
     CHECK(devices({}) == "4 ranks x 2 data-parallel = 8 GPUs");
     CHECK(devices({.ep = 8}) == "4 ranks x 8 expert-parallel x 2 data-parallel = 64 GPUs");
     CHECK(devices({.tp = 2, .ep = 32}) ==
-          "4 ranks x 32 devices (tp 2, ep 32) x 2 data-parallel = 256 GPUs");
-    CHECK(devices({.tp = 8}) == "4 ranks x 8 devices (tp 8) x 2 data-parallel = 64 GPUs");
+          "4 ranks x 32 devices (tp 2, cp 1, ep 32, etp 1) x 2 data-parallel = 256 GPUs");
+    CHECK(devices({.tp = 8}) ==
+          "4 ranks x 8 devices (tp 8, cp 1, ep 1, etp 1) x 2 data-parallel = 64 GPUs");
   }
 
   TEST_CASE(

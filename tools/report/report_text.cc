@@ -64,14 +64,9 @@ std::string DescribeDevices(int ranks, const std::optional<Parallel>& parallel, 
   if (devices > 1 && devices == parallel->ep && parallel->batches() == devices) {
     text += " x " + std::to_string(devices) + " expert-parallel";
   } else if (devices > 1) {
-    std::string split;
-    const std::pair<const char*, int> degrees[] = {
-        {"tp", parallel->tp}, {"cp", parallel->cp}, {"ep", parallel->ep}, {"etp", parallel->etp}};
-    for (const auto& [name, degree] : degrees) {
-      if (degree > 1)
-        split += (split.empty() ? "" : ", ") + (name + (" " + std::to_string(degree)));
-    }
-    text += " x " + std::to_string(devices) + " devices (" + split + ")";
+    text += " x " + std::to_string(devices) + " devices (tp " + std::to_string(parallel->tp) +
+            ", cp " + std::to_string(parallel->cp) + ", ep " + std::to_string(parallel->ep) +
+            ", etp " + std::to_string(parallel->etp) + ")";
   }
   if (data_parallel > 1) text += " x " + std::to_string(data_parallel) + " data-parallel";
   return parallel ? text + " = " + Counted(int64_t{ranks} * devices * data_parallel, "GPU") : text;

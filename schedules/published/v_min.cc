@@ -29,11 +29,6 @@ Plan GenerateVMin(const Spec& spec) {
   return BlockPlan(spec, block);
 }
 
-int VMinPeak(const Spec& spec, int rank) {
-  const bool one_less = spec.ranks % 3 == 2 && rank == 0;
-  return std::min(2 * ((spec.ranks + 4) / 3) - one_less, 2 * spec.microbatches);
-}
-
 }  // namespace
 
 const Schedule kVMin = {
@@ -44,7 +39,10 @@ const Schedule kVMin = {
     .stages = [](const Spec& spec) { return 2 * spec.ranks; },
     .reject = [](const Spec& spec) { return RejectChunks(spec, 2); },
     .generate = GenerateVMin,
-    .peak_activations = VMinPeak,
+    .peak_activations =
+        [](const Spec& spec, int) {
+          return std::min(2 * ((spec.ranks + 4) / 3), 2 * spec.microbatches);
+        },
     .formula = nullptr,
 };
 

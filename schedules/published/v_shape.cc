@@ -1,7 +1,8 @@
 // A block is a table of slots for each rank, one instruction a slot. It is made denser twice: first
 // with the weight gradients in place, then with F and B alone, where a weight gradient is thought
 // to run in the first free slot behind its B. Between the two and after them everything starts as
-// soon as it can, in the order that was found.
+// soon as it can, in the order that was found. The authors leave the steady phase alone; where a
+// block is denser if that moves, too, as in AMD's Primus, it does.
 
 #include "schedules/published/v_shape.h"
 
@@ -140,11 +141,17 @@ class Line {
   std::vector<Held> held_;            // after each slot
 };
 
+/// Slots of the longest line.
+int Length(const std::vector<Line>& lines) {
+  int length = 0;
+  for (const Line& line : lines) length = std::max(length, line.length());
+  return length;
+}
+
 /// Visits everything in the order of slots, then ranks; meanwhile things may move to slots before.
 template <typename Visit>
 void InOrder(const std::vector<Line>& lines, const Visit& visit) {
-  int length = 0;
-  for (const Line& line : lines) length = std::max(length, line.length());
+  const int length = Length(lines);
   std::vector<std::array<int, kLastWeight + 1>> next(lines.size());
   for (int slot = 0; slot < length; ++slot) {
     for (size_t rank = 0; rank < lines.size(); ++rank) {
@@ -192,21 +199,19 @@ std::vector<Line> WithoutWeights(const std::vector<Line>& lines, int count) {
   return passes;
 }
 
-/// Moves what runs before the first micro-batch is back (with weight gradients in place) and what
-/// runs after the last one has entered.
-void Fill(std::vector<Line>* lines) {
+/// Moves instructions to earlier slots: those after the last micro-batch has entered and, with
+/// weight gradients in place, those before the first is back, or all of them if `steady`.
+void Fill(bool steady, std::vector<Line>* lines) {
   const bool weights_placed = lines->front().kinds() > kPasses;
   int limit = 0;
   for (Line& line : *lines) limit = std::max(limit, line.CountHeld());
   const int last = static_cast<int>(lines->front().at(0).size()) - 1;
-  enum { kBefore, kSteady, kAfter } phase = kBefore;
+  bool back = steady, entered = false;
   InOrder(*lines, [&](const Event& event) {
-    if (phase == kBefore && event.rank == 0 && event.kind == 3) phase = kSteady;
-    if (phase == kSteady) {
-      if (event.kind == 0 && event.microbatch == last) phase = kAfter;
-      return;
-    }
-    if (phase == kBefore && !weights_placed) return;
+    back = back || (event.rank == 0 && event.kind == 3);
+    const bool moves = entered || (weights_placed && (steady || !back));
+    entered = entered || (back && event.kind == 0 && event.microbatch == last);
+    if (!moves) return;
     Line& line = (*lines)[static_cast<size_t>(event.rank)];
     int low =
         event.kind == kWeight ? line.backward(event.microbatch) + 1 : EarliestPass(*lines, event);
@@ -218,16 +223,8 @@ void Fill(std::vector<Line>* lines) {
   });
 }
 
-}  // namespace
-
-Instruction PassInstruction(int ranks, int rank, int pass, int microbatch) {
-  const bool down = pass == 0 || pass == 3 || pass == 5;
-  const Op op = pass < 2 ? Op::F : pass < kPasses ? Op::B : Op::W;
-  return CellOp(op, down ? rank : 2 * ranks - 1 - rank, microbatch);
-}
-
-Plan BlockPlan(const Spec& spec, const std::vector<PassSlots>& block) {
-  const int count = spec.microbatches;
+/// The block once for each of `count` micro-batches, made denser (Fill).
+std::vector<Line> Repeated(int count, const std::vector<PassSlots>& block, bool steady) {
   std::vector<Line> lines(block.size(), Line(kPasses, count));
   for (size_t rank = 0; rank < block.size(); ++rank) {
     for (int m = 0; m < count; ++m) {
@@ -237,15 +234,30 @@ Plan BlockPlan(const Spec& spec, const std::vector<PassSlots>& block) {
     }
     lines[rank].AddWeights(false);
   }
-  Fill(&lines);
+  Fill(steady, &lines);
   lines = WithoutWeights(Squeezed(lines, count), count);
-  Fill(&lines);
+  Fill(steady, &lines);
   for (Line& line : lines) line.AddWeights(false);
   lines = WithoutWeights(Squeezed(lines, count), count);
+  for (Line& line : lines) line.AddWeights(true);
+  return lines;
+}
+
+}  // namespace
+
+Instruction PassInstruction(int ranks, int rank, int pass, int microbatch) {
+  const bool down = pass == 0 || pass == 3 || pass == 5;
+  const Op op = pass < 2 ? Op::F : pass < kPasses ? Op::B : Op::W;
+  return CellOp(op, down ? rank : 2 * ranks - 1 - rank, microbatch);
+}
+
+Plan BlockPlan(const Spec& spec, const std::vector<PassSlots>& block) {
+  std::vector<Line> lines = Repeated(spec.microbatches, block, false);
+  std::vector<Line> steady = Repeated(spec.microbatches, block, true);
+  if (Length(steady) < Length(lines)) lines = std::move(steady);
   Plan plan = SingleRoutePlan(spec, VPlacement(spec.ranks));
   for (int rank = 0; rank < spec.ranks; ++rank) {
-    Line& line = lines[static_cast<size_t>(rank)];
-    line.AddWeights(true);
+    const Line& line = lines[static_cast<size_t>(rank)];
     int next[kLastWeight + 1] = {};
     for (int slot = 0; slot < line.length(); ++slot) {
       const int kind = line.kind(slot);

@@ -25,8 +25,8 @@ using PassSlots = std::array<int, kPasses>;
 /// A plan from a building block that repeats (Qi et al., "Pipeline Parallelism with Controllable
 /// Memory", arXiv 2405.15362, sections 3 and 4): F and B where the block has them, W in the slots
 /// that are left, then F and B moved to earlier slots before and after the steady phase wherever no
-/// rank comes to hold more than the block alone does. Slots are of equal length, whatever the
-/// costs.
+/// rank comes to hold more than the block alone does; in that phase, too, where the plan is then
+/// shorter. Slots are of equal length, whatever the costs.
 Plan BlockPlan(const Spec& spec, const std::vector<PassSlots>& block);
 
 }  // namespace contraflow

@@ -75,7 +75,13 @@ void Fill(const Built& built, const CompareRequest& request, CompareRow* row) {
                  std::ranges::any_of(program, [](const Instruction& i) { return i.op == Op::FB; });
   }
   row->messages = MessageCount(plan);
-  if (plan.costs->comm.bytes > 0) row->message_bytes = row->messages * plan.costs->comm.bytes;
+  const CommCost& comm = plan.costs->comm;
+  if (comm.bytes > 0) row->message_bytes = 0;
+  for (const Program& program : plan.programs) {
+    for (const Instruction& i : program) {
+      if (row->message_bytes && IsSend(i.op)) *row->message_bytes += comm.SizeOf(i).bytes;
+    }
+  }
   for (const MemoryFigures& rank : built.report.memory) {
     if (!rank.parameters) continue;
     row->parameters = std::max(row->parameters.value_or(0), *rank.parameters);
@@ -120,9 +126,9 @@ CostModel Prepare(CompareRequest* request) {
 /// Half of the last digit of a multiple.
 constexpr double kRounded = 0.005;
 
-/// `published`: what Prepare returned.
-CompareRow MakeRow(const Schedule& schedule, const CompareRequest& request,
-                   const CostModel& published) {
+/// `published`: what Prepare returned; `devices`: bytes of each rank's, empty for any.
+CompareRow RowOf(const Schedule& schedule, const CompareRequest& request,
+                 const CostModel& published, const std::vector<int64_t>& devices) {
   const Spec spec = SpecFor(schedule, request);
   CompareRow row;
   row.schedule = spec.schedule;
@@ -138,7 +144,6 @@ CompareRow MakeRow(const Schedule& schedule, const CompareRequest& request,
     }
     // As it is printed: 1.00x.
     row.fits = !request.assumed_limit || row.memory < 1 + kRounded;
-    const std::vector<int64_t> devices = DevicesOf(spec);
     for (size_t r = 0; r < devices.size(); ++r) {
       row.fits = row.fits && row.report->memory[r].total() <= devices[r];
     }
@@ -151,6 +156,30 @@ CompareRow MakeRow(const Schedule& schedule, const CompareRequest& request,
     }
   }
   return row;
+}
+
+/// A step that a partition for small devices may take longer than the schedule's own, as a factor.
+constexpr double kSqueezed = 1.25;
+
+/// A published schedule that fits no device as it is has the partition that fits, unless the step
+/// is then much longer: the row shows the schedule as it is, and that it does not fit.
+CompareRow MakeRow(const Schedule& schedule, const CompareRequest& request,
+                   const CostModel& published) {
+  const std::vector<int64_t> devices = DevicesOf(request.spec);
+  const bool buys = request.recomputes() || request.spec.offload.choice != Offload::Choice::kNone;
+  if (devices.empty() || buys || &schedule == &kAuto) {
+    return RowOf(schedule, request, published, devices);
+  }
+  CompareRequest free = request;
+  free.spec.device_memory.reset();
+  for (RankCost& rank : free.spec.costs.ranks) rank.memory_bytes.reset();
+  CompareRow own = RowOf(schedule, free, published, devices);
+  if (own.report && own.fits) return own;
+  CompareRow within = RowOf(schedule, request, published, devices);
+  const bool squeezed =
+      own.report && within.report &&
+      static_cast<double>(within.makespan()) > kSqueezed * static_cast<double>(own.makespan());
+  return (within.report && within.fits && !squeezed) || !own.report ? within : own;
 }
 
 /// What a shorter step must save to be worth anything less simple, and what more memory is none.

@@ -12,6 +12,7 @@
 #include "compiler/plan/text.h"
 #include "compiler/simulate/memory.h"
 #include "compiler/simulate/simulate.h"
+#include "schedules/partition/staged.h"
 #include "schedules/partition/stages.h"
 #include "schedules/published/rows.h"
 #include "schedules/registry.h"
@@ -254,6 +255,19 @@ Plan Compile(Spec spec, const CompileOptions& options) {
     throw InternalError("internal error: the order of " + name + ": " + error.what() +
                         "; this is a bug in contraflow, please report it");
   }
+}
+
+std::optional<Plan> LighterPlan(const Spec& spec, const Plan& plan, CompileOptions options) {
+  const bool chosen = !spec.partition || spec.partition->kind == PartitionChoice::Kind::kAuto;
+  if (!chosen || !CountsBytes(spec.costs) || spec.costs.layers.empty()) return std::nullopt;
+  if (spec.schedule == kAuto.name) return std::nullopt;
+  Spec lighter = spec;
+  lighter.partition = PartitionChoice{.longer = 1.05};
+  options.observer = {};
+  Plan other = Compile(lighter, options);
+  const auto fullest = [](const Plan& of) { return std::ranges::max(TotalOfRanks(of, *of.costs)); };
+  if (fullest(other) * 10 >= fullest(plan) * 9) return std::nullopt;
+  return other;
 }
 
 int64_t MemoryLimitOf(const Spec& spec, const std::string& text) {

@@ -37,6 +37,10 @@ struct CompileOptions {
 /// ours).
 Plan Compile(Spec spec, const CompileOptions& options = {});
 
+/// Returns, for a plan that Compile made of layers whose partition was its own choice, one of the
+/// same schedule whose step is at most 5 % longer and whose fullest rank holds over 10 % less.
+std::optional<Plan> LighterPlan(const Spec& spec, const Plan& plan, CompileOptions options);
+
 /// The spec with costs of the stages that its schedule makes, where Spec::partition says that its
 /// costs are of stages of a model: cut or merged; for `auto`, which finds its own, those of P
 /// stages. Costs of layers stay as they are. Throws Error if the costs cannot be cut or merged so.

@@ -244,6 +244,7 @@ bool LowerComm(CommCost* comm) {
   if (comm->latency == 0 && comm->occupancy == 0) return false;
   comm->latency = Times(kLess, comm->latency);
   comm->occupancy = Times(kLess, comm->occupancy);
+  for (MessageSize& size : comm->sizes) size.occupancy = Times(kLess, size.occupancy);
   comm->bandwidth /= kLess;
   return true;
 }

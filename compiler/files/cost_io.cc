@@ -167,6 +167,20 @@ HostCost ReadHost(const JsonCursor& host, Unit unit) {
   return cost;
 }
 
+/// A number of bytes for every stage alike, or a list with one for each.
+std::vector<int64_t> ReadStageBytes(const std::optional<JsonCursor>& field) {
+  if (!field) return {};
+  if (!field->IsArray()) return {ReadBytes(*field)};
+  const size_t size = field->Size("");
+  if (size < 1 || size > size_t{kMaxStages}) {
+    field->Fail("must be one number or a list with one for each stage, has " +
+                std::to_string(size) + " entries");
+  }
+  std::vector<int64_t> bytes;
+  for (size_t i = 0; i < size; ++i) bytes.push_back(ReadBytes(field->Item(i)));
+  return bytes;
+}
+
 CommCost ReadComm(const JsonCursor& comm, Unit unit) {
   comm.Keys("an object with the costs of a message",
             {"time", "latency", "bytes", "bandwidth", "reduce_blocks"});
@@ -190,7 +204,8 @@ CommCost ReadComm(const JsonCursor& comm, Unit unit) {
   if (const auto blocks = comm.Optional("reduce_blocks")) {
     cost.reduce_blocks = blocks->Boolean("whether REDUCE blocks a rank (true or false)");
   }
-  if (bytes) cost.bytes = ReadBytes(*bytes);
+  const std::vector<int64_t> between = ReadStageBytes(bytes);
+  if (!between.empty()) cost.bytes = std::ranges::min(between);
   if (bandwidth) {
     cost.bandwidth = ReadBandwidth(*bandwidth, unit);
     const double occupied = static_cast<double>(cost.bytes) / cost.bandwidth;
@@ -199,21 +214,8 @@ CommCost ReadComm(const JsonCursor& comm, Unit unit) {
       cost.occupancy = ToTicks(occupied, unit, comm.where() + ": \"bytes\" / \"bandwidth\"");
     }
   }
+  if (between.size() > 1) cost.SetBytes(between, unit);
   return cost;
-}
-
-/// A number of bytes for every stage alike, or a list with one for each.
-std::vector<int64_t> ReadStageBytes(const std::optional<JsonCursor>& field) {
-  if (!field) return {};
-  if (!field->IsArray()) return {ReadBytes(*field)};
-  const size_t size = field->Size("");
-  if (size < 1 || size > size_t{kMaxStages}) {
-    field->Fail("must be one number or a list with one for each stage, has " +
-                std::to_string(size) + " entries");
-  }
-  std::vector<int64_t> bytes;
-  for (size_t i = 0; i < size; ++i) bytes.push_back(ReadBytes(field->Item(i)));
-  return bytes;
 }
 
 /// What a stage holds from F to the end of B, and of W, by the values of its layers.

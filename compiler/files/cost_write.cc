@@ -19,6 +19,10 @@ Json CommToJson(const CommCost& comm, Unit unit) {
   } else {
     object["latency"] = TimeToJson(comm.latency, unit);
     object["bytes"] = comm.bytes;
+    if (!comm.sizes.empty()) {
+      object["bytes"] = Json::array();
+      for (const MessageSize& size : comm.sizes) object["bytes"].push_back(size.bytes);
+    }
     if (comm.bandwidth != 0) object["bandwidth"] = comm.bandwidth;
   }
   if (comm.reduce_blocks) object["reduce_blocks"] = true;

@@ -179,7 +179,7 @@ class Trace {
     if (!costs_fit_ || (OperandsOf(i.op) == Operands::kLayer && plan_.layers == 0)) return;
     const CostModel& costs = *plan_.costs;
     const Time cost =
-        IsMessage(i.op) ? costs.comm.latency + costs.comm.occupancy : costs.Duration(i);
+        IsMessage(i.op) ? costs.comm.latency + costs.comm.SizeOf(i).occupancy : costs.Duration(i);
     out_ += ", \"cost\": " + FormatTime(cost, costs.unit);
   }
 

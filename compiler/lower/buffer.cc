@@ -245,8 +245,11 @@ ValueBytes ValueBytesOf(const CostModel& costs, int layers, int s) {
   const auto at = [&](Value value) -> int64_t& { return bytes[static_cast<size_t>(value)]; };
   at(Value::activation) = costs.memory->activation(s) - costs.memory->stash(s);
   at(Value::stash) = costs.memory->stash(s);
-  for (const Value message : {Value::input, Value::output, Value::doutput, Value::dinput}) {
-    at(message) = costs.comm.bytes;
+  for (const Value message : {Value::input, Value::dinput}) {
+    at(message) = costs.comm.SizeBetween(s - 1).bytes;
+  }
+  for (const Value message : {Value::output, Value::doutput}) {
+    at(message) = costs.comm.SizeBetween(s).bytes;
   }
   return bytes;
 }

@@ -244,7 +244,7 @@ class LaneSharing {
       arrival = state_.now;
       return Dispatch(r);
     }
-    arrival = edges_.Send(r, to, state_.now).end;
+    arrival = edges_.Send(r, to, forward ? stage : next, state_.now).end;
     Log(r, Message(send, stage, m, to), -1);
     Log(to, Message(forward ? Op::RECV_F : Op::RECV_B, next, m, r), -1);
     Push({arrival, 0, Due::kWake, to, 0, 0});

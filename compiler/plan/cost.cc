@@ -262,6 +262,35 @@ int CostModel::LayerCount() const {
                          [](int sum, const LayerCost& layer) { return sum + layer.repeat; });
 }
 
+void CommCost::SetBytes(const std::vector<int64_t>& between, Unit unit) {
+  sizes.clear();
+  if (between.empty()) return;
+  const auto ticks = static_cast<double>(TicksPerUnit(unit));
+  for (const int64_t each : between) {
+    const double units = exclusive() ? static_cast<double>(each) / bandwidth : 0;
+    sizes.push_back({each, static_cast<Time>(std::llround(units * ticks))});
+  }
+  const auto [least, most] = std::ranges::minmax(sizes, {}, &MessageSize::bytes);
+  bytes = least.bytes;
+  occupancy = least.occupancy;
+  if (least == most) sizes.clear();
+}
+
+MessageSize CommCost::SizeBetween(int s) const {
+  if (sizes.empty()) return {bytes, occupancy};
+  return sizes[std::min(static_cast<size_t>(std::max(s, 0)), sizes.size() - 1)];
+}
+
+MessageSize CommCost::SizeOf(const Instruction& message) const {
+  const bool to_next = message.op == Op::SEND_F || message.op == Op::RECV_B;
+  return SizeBetween(to_next ? message.stage : message.stage - 1);
+}
+
+MessageSize CommCost::Largest() const {
+  if (sizes.empty()) return {bytes, occupancy};
+  return std::ranges::max(sizes, {}, &MessageSize::bytes);
+}
+
 CostModel UniformCosts(Time f, Time b, Time w, Time comm) {
   CostModel costs;
   costs.stages = {{.f = f, .b = b, .w = w, .bw = b + w, .fb = f + b + w}};
@@ -423,6 +452,10 @@ void CheckCosts(const CostModel& costs, int stages, int microbatches, std::strin
                     ? "the stage costs are not derived from \"moe\" yet (DeriveChunkCosts)"
                     : "the costs have no stages; UniformCosts(f, b, w) makes every stage alike");
   }
+  if (!costs.comm.sizes.empty() && costs.comm.sizes.size() + 1 != static_cast<size_t>(stages)) {
+    fail("/comm/bytes: lists the messages between " + std::to_string(costs.comm.sizes.size() + 1) +
+         " stages, this plan has " + std::to_string(stages));
+  }
   if (costs.stages.size() != 1 && costs.stages.size() != static_cast<size_t>(stages)) {
     fail("/stages: lists " + std::to_string(costs.stages.size()) + " stages, this schedule has " +
          std::to_string(stages) + "; give \"stage\" (every stage alike) or \"stages\" with " +
@@ -485,7 +518,7 @@ void CheckCosts(const CostModel& costs, int stages, int microbatches, std::strin
                       static_cast<double>(cost.w) + static_cast<double>(cost.bw) +
                       static_cast<double>(cost.fb) + static_cast<double>(cost.reduce) +
                       static_cast<double>(cost.step) + static_cast<double>(cost.recompute()) +
-                      2 * static_cast<double>(costs.comm.latency + costs.comm.occupancy) +
+                      2 * static_cast<double>(costs.comm.latency + costs.comm.Largest().occupancy) +
                       2 * static_cast<double>(CopyTime(costs, s));
   }
   double scale = 0;

@@ -50,15 +50,31 @@ struct StageCost {
   bool operator==(const StageCost&) const = default;
 };
 
+/// The size of a message: bytes, and for how many ticks it fills its directed edge.
+struct MessageSize {
+  int64_t bytes = 0;
+  Time occupancy = 0;
+
+  bool operator==(const MessageSize&) const = default;
+};
+
 /// One message between neighbouring stages on different ranks; times in ticks.
 struct CommCost {
   Time latency = 0;      ///< "time", or "latency" beside a bandwidth
-  int64_t bytes = 0;     ///< of one message; used with a bandwidth only
+  int64_t bytes = 0;     ///< of one message, the smallest of `sizes`; used with a bandwidth only
   double bandwidth = 0;  ///< bytes per Unit of the costs; 0: transfers never wait for each other
   Time occupancy = 0;    ///< bytes / bandwidth: how long a message fills its directed edge
   /// A rank computes nothing while it takes part in REDUCE: on a CPU it adds up itself.
   bool reduce_blocks = false;
+  /// Of messages between stages s and s + 1, either way; empty where all have `bytes`.
+  std::vector<MessageSize> sizes = {};
 
+  /// Sets `bytes`, `occupancy` and, where they differ, `sizes`; one entry for each pair of
+  /// neighbours.
+  void SetBytes(const std::vector<int64_t>& between, Unit unit);
+  MessageSize SizeBetween(int s) const;  ///< of a message between stages s and s + 1
+  MessageSize SizeOf(const Instruction& message) const;
+  MessageSize Largest() const;
   /// With a bandwidth each directed edge carries one message at a time, first in first out.
   bool exclusive() const { return bandwidth > 0; }
   bool operator==(const CommCost&) const = default;

@@ -161,7 +161,7 @@ std::optional<int64_t> InputBytes(const CostModel& costs, int s) {
   if (costs.memory && !costs.memory->values.empty()) {
     return part(costs.memory->values[static_cast<size_t>(Value::input)]);
   }
-  if (costs.comm.bytes > 0) return part(costs.comm.bytes);
+  if (costs.comm.bytes > 0) return part(costs.comm.SizeBetween(s - 1).bytes);
   return std::nullopt;
 }
 

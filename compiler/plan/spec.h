@@ -110,6 +110,9 @@ struct PartitionChoice {
   };
   Kind kind = Kind::kAuto;
   Partition layers = {};
+  /// Of kAuto, for published schedules and costs with bytes: of the partitions whose step is at
+  /// most this many times the shortest, the one whose fullest rank holds least.
+  double longer = 1.01;
 
   bool operator==(const PartitionChoice&) const = default;
 };

@@ -37,18 +37,20 @@ class Edges {
   Edges(const Plan& plan, const CostModel& costs)
       : comm_(costs.comm), free_(plan.programs.size()) {}
 
-  /// When a message is under way that may leave at `ready`, behind those sent so far.
-  Span Send(int from, int to, Time ready) {
+  /// When a message between stages s and s + 1 is under way that may leave at `ready`, after those
+  /// sent so far.
+  Span Send(int from, int to, int s, Time ready) {
     Time start = ready;
+    const Time occupancy = comm_.SizeBetween(s).occupancy;
     if (comm_.exclusive()) {
       auto& edges = free_[static_cast<size_t>(from)];
       auto edge =
           std::find_if(edges.begin(), edges.end(), [to](const auto& e) { return e.first == to; });
       if (edge == edges.end()) edge = edges.insert(edges.end(), {to, 0});
       start = std::max(start, edge->second);
-      edge->second = start + comm_.occupancy;
+      edge->second = start + occupancy;
     }
-    return {start, start + comm_.occupancy + comm_.latency};
+    return {start, start + occupancy + comm_.latency};
   }
 
  private:

@@ -129,7 +129,8 @@ class LaneSimulator {
     (send ? flight.send : flight.receive) = here;
     if (flight.sent == kNotReady || flight.received == kNotReady) return;
     const Time start = std::max(flight.sent, flight.received);
-    const Span span = edges_.Send(flight.send.rank, flight.receive.rank, start);
+    const Span span = edges_.Send(flight.send.rank, flight.receive.rank,
+                                  forward ? producer : producer - 1, start);
     SpanAt(flight.send) = SpanAt(flight.receive) = span;
     engine_.Wake(send ? flight.receive.rank : flight.send.rank);
   }

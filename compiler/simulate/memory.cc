@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <map>
 #include <numeric>
-#include <set>
 #include <tuple>
 #include <utility>
 
@@ -250,23 +249,25 @@ void FollowInTime(const std::vector<MemoryChange>& changes, MemoryFigures* figur
   }
 }
 
-/// Directed edges between each rank and others.
-std::vector<int> EdgesOfRank(const Plan& plan) {
-  std::set<std::pair<int, int>> edges;
+/// Bytes of one message to and from each neighbour of a rank: the largest of each directed edge.
+std::vector<int64_t> MessageBytesOfRank(const Plan& plan, const CommCost& comm) {
+  std::map<std::pair<int, int>, int64_t> edges;
   for (const Route& route : plan.routes) {
     for (size_t s = 1; s < route.ranks.size(); ++s) {
       const int from = route.ranks[s - 1], to = route.ranks[s];
       if (from == to) continue;
-      edges.insert({from, to});
-      edges.insert({to, from});
+      const int64_t bytes = comm.SizeBetween(static_cast<int>(s) - 1).bytes;
+      for (const auto edge : {std::pair(from, to), std::pair(to, from)}) {
+        edges[edge] = std::max(edges[edge], bytes);
+      }
     }
   }
-  std::vector<int> count(static_cast<size_t>(plan.ranks), 0);
-  for (const auto& [from, to] : edges) {
-    ++count[static_cast<size_t>(from)];
-    ++count[static_cast<size_t>(to)];
+  std::vector<int64_t> bytes(static_cast<size_t>(plan.ranks), 0);
+  for (const auto& [edge, largest] : edges) {
+    bytes[static_cast<size_t>(edge.first)] += largest;
+    bytes[static_cast<size_t>(edge.second)] += largest;
   }
-  return count;
+  return bytes;
 }
 
 std::vector<MemoryFigures> FixedOf(const Plan& plan, const CostModel& costs) {
@@ -275,7 +276,7 @@ std::vector<MemoryFigures> FixedOf(const Plan& plan, const CostModel& costs) {
     CheckStages(state.key, memory.*state.of_stages, plan.stages);
   }
   const std::vector<std::vector<int>> stages = StagesOfRank(plan);
-  const std::vector<int> edges = EdgesOfRank(plan);
+  const std::vector<int64_t> messages = MessageBytesOfRank(plan, costs.comm);
   const Copies copies = CopiesOf(ParallelOf(plan, costs), plan.data_parallel);
   const auto held = [&](const StateBytes& state, size_t r, int zero) {
     const std::optional<int64_t> all = SumOf(memory.*state.of_stages, stages[r]);
@@ -293,7 +294,7 @@ std::vector<MemoryFigures> FixedOf(const Plan& plan, const CostModel& costs) {
     ranks[r].gradients = held(gradients, r, 2);
     ranks[r].optimizer = held(optimizer, r, 1);
     ranks[r].workspace = memory.workspace_bytes;
-    if (plan.level != Level::kBuffer) ranks[r].messages = edges[r] * costs.comm.bytes;
+    if (plan.level != Level::kBuffer) ranks[r].messages = messages[r];
   }
   return ranks;
 }

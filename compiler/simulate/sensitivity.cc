@@ -75,7 +75,11 @@ std::vector<Knob> KnobsOf(const Plan& plan, const CostModel& costs) {
   if (used.contains(Op::SEND_F) || used.contains(Op::SEND_B)) {
     const auto add = [&](const char* name, Time CommCost::*field) {
       const auto places = [field](CostModel* model) {
-        return std::vector<Time*>{&(model->comm.*field)};
+        std::vector<Time*> times = {&(model->comm.*field)};
+        if (field == &CommCost::occupancy) {
+          for (MessageSize& size : model->comm.sizes) times.push_back(&size.occupancy);
+        }
+        return times;
       };
       knobs.push_back({name, places, Op::SEND_F, -1});
     };

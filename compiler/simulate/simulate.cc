@@ -138,14 +138,15 @@ class Simulator {
     if (HasForward(i.op)) {
       f_end_(i.stage, i.microbatch) = span->end;
       if (!explicit_messages_ && i.stage + 1 < plan_.stages) {
-        Depart(r, owner_(i.stage + 1, i.microbatch), span->end, &f_message_(i.stage, i.microbatch));
+        Depart(r, owner_(i.stage + 1, i.microbatch), i.stage, span->end,
+               &f_message_(i.stage, i.microbatch));
       }
     }
     if (HasBackward(i.op)) {
       const int stage = BackStage(i), m = BackMicrobatch(i);
       b_end_(stage, m) = span->end;
       if (!explicit_messages_ && stage > 0) {
-        Depart(r, owner_(stage - 1, m), span->end, &b_message_(stage, m));
+        Depart(r, owner_(stage - 1, m), stage - 1, span->end, &b_message_(stage, m));
       }
     }
     if (HasWeight(i.op)) {
@@ -219,10 +220,11 @@ class Simulator {
     }
   }
 
-  /// A message leaves `from` at `ready` at the earliest; wakes the receiver.
-  void Depart(int from, int to, Time ready, Span* message) {
+  /// A message between stages s and s + 1 leaves `from` at `ready` at the earliest; wakes the
+  /// receiver.
+  void Depart(int from, int to, int s, Time ready, Span* message) {
     if (from == to) return;
-    *message = edges_.Send(from, to, ready);
+    *message = edges_.Send(from, to, s, ready);
     engine_.Wake(to);
   }
 
@@ -231,7 +233,7 @@ class Simulator {
     const Time made = (forward ? f_end_ : b_end_)(i.stage, i.microbatch);
     if (made == kUnset) return false;
     Span* const message = &(forward ? f_message_ : b_message_)(i.stage, i.microbatch);
-    Depart(r, i.peer, made, message);
+    Depart(r, i.peer, forward ? i.stage : i.stage - 1, made, message);
     *span = *message;
     return true;
   }

@@ -213,7 +213,7 @@ void Waits::OfSend(InstructionRef at, std::vector<Wait>* waits) const {
   const int before = edge_before_[static_cast<size_t>(at.rank)][static_cast<size_t>(at.index)];
   if (before < 0) return;
   const InstructionRef on{at.rank, before};
-  waits->push_back({on, SpanOf(on).start + comm_.occupancy});
+  waits->push_back({on, SpanOf(on).start + comm_.SizeOf(At(on)).occupancy});
 }
 
 void Waits::OfReduce(int stage, std::vector<Wait>* waits) const {

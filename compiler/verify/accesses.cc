@@ -245,10 +245,10 @@ std::optional<ValueBytes> SizesOf(const CostModel& costs, int layers, std::strin
     Value value;
     int64_t bytes;
   } opaque[] = {
-      {V::input, costs.comm.bytes},
-      {V::output, costs.comm.bytes},
-      {V::doutput, costs.comm.bytes},
-      {V::dinput, costs.comm.bytes},
+      {V::input, costs.comm.SizeBetween(stage - 1).bytes},
+      {V::output, costs.comm.SizeBetween(stage).bytes},
+      {V::doutput, costs.comm.SizeBetween(stage).bytes},
+      {V::dinput, costs.comm.SizeBetween(stage - 1).bytes},
       {V::activation, costs.memory->activation(stage) - costs.memory->stash(stage)},
       {V::stash, costs.memory->stash(stage)},
   };

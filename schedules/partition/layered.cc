@@ -32,6 +32,8 @@ namespace {
 constexpr int64_t kEachPrice = 80;
 /// Part of what a partition is judged, for that of the one which needs least memory.
 constexpr int64_t kRoomiestShare = 8;
+/// Likewise, to look for the one whose fullest rank holds least.
+constexpr int kLightestShare = 4;
 /// Ways that the depth of an interleaved placement is tried.
 constexpr int kDepths[] = {2, 3, 4, 5, 6, 8};
 /// And of a wave. Even ones end where they began; three depths take longer than they gain.
@@ -72,7 +74,26 @@ Partition PartitionOf(const Schedule& schedule, const Spec& spec, const Plan& fr
   };
   Partition best = BestFrom(starts, judge, MostJudged(spec, stages), last);
   const PartitionWorth found = judge(best);
-  if (found.excess <= 0 || !CountsBytes(spec.costs)) return best;
+  if (!CountsBytes(spec.costs)) return best;
+  if (found.excess <= 0) {
+    const bool plain = spec.recompute.choice == Recompute::Choice::kNone &&
+                       spec.offload.choice == Offload::Choice::kNone;
+    if (!plain || !order) return best;
+    const auto most = [&](Time step) {
+      return static_cast<Time>(static_cast<double>(step) * ChoiceOf(spec).longer);
+    };
+    // In place of the excess, the bytes of the fullest rank.
+    const PartitionJudge held = [&](const Partition& partition) {
+      PartitionWorth result = judge(partition);
+      if (result.excess > 0 || result.step > most(found.step)) return kImpossible;
+      const CostModel costs = StagedChunks(spec, frame, layers, partition).costs;
+      result.excess = std::ranges::max(TotalOfRanks(*order, costs));
+      return result;
+    };
+    starts.push_back(best);
+    Partition lightest = BestFrom(starts, held, MostJudged(spec, stages) / kLightestShare, held);
+    return last(lightest).step <= most(last(best).step) ? lightest : best;
+  }
   Partition roomiest = RoomiestPartition(spec, frame, layers).partition;
   if (judge(roomiest) >= found) return best;
   return ImprovePartition(std::move(roomiest), judge, MostJudged(spec, stages) / kRoomiestShare);

@@ -18,12 +18,6 @@ namespace {
 /// Instructions that may be simulated to improve one partition, about.
 constexpr int64_t kMostSimulated = 8'000'000;
 
-std::vector<int64_t> TotalOfRanks(const Plan& plan, const CostModel& costs) {
-  std::vector<int64_t> total;
-  for (const MemoryFigures& rank : MemoryOf(plan, costs)) total.push_back(rank.total());
-  return total;
-}
-
 /// What each rank needs whatever is recomputed or offloaded, which is chosen later and may be what
 /// makes it fit: all that is fixed, and room for one activation.
 std::vector<int64_t> LeastOfRanks(const Plan& plan, const CostModel& costs) {
@@ -91,6 +85,12 @@ Spec Staged(const Spec& spec, const Plan& frame, LayerStages* layers, const Part
   staged.costs = OnRanks(made, frame);
   staged.partition = {};
   return staged;
+}
+
+std::vector<int64_t> TotalOfRanks(const Plan& plan, const CostModel& costs) {
+  std::vector<int64_t> total;
+  for (const MemoryFigures& rank : MemoryOf(plan, costs)) total.push_back(rank.total());
+  return total;
 }
 
 PartitionWorth WorthOf(const Plan& plan, const Spec& staged) {

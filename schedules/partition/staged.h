@@ -39,6 +39,9 @@ Spec Staged(const Spec& spec, const Plan& frame, LayerStages* layers, const Part
 Spec StagedChunks(const Spec& spec, const Plan& frame, LayerStages* layers,
                   const Partition& partition);
 
+/// Returns the bytes that each rank holds at most, all counted.
+std::vector<int64_t> TotalOfRanks(const Plan& plan, const CostModel& costs);
+
 /// Of a compute order with the costs and the memory of a spec of stages. Components do not count.
 PartitionWorth WorthOf(const Plan& plan, const Spec& staged);
 

@@ -190,7 +190,7 @@ CostModel LayerStages::Of(const std::vector<std::pair<int, int>>& segments) {
   made.host = costs_.host;
   made.microbatch_scale = costs_.microbatch_scale;
   MemoryCost memory;
-  int64_t message = 0;
+  std::vector<int64_t> messages;
   bool holds = false;
   for (const auto& [first, last] : segments) {
     made.stages.push_back(CostOf(first, last));
@@ -217,16 +217,13 @@ CostModel LayerStages::Of(const std::vector<std::pair<int, int>>& segments) {
     memory.activation_of.push_back(std::max<int64_t>(activation, 1));
     memory.stash_of.push_back(stash);
     holds = holds || activation > 0;
-    if (last < layers()) message = std::max(message, Layer(last - 1).output_bytes);
+    if (last < layers()) messages.push_back(Layer(last - 1).output_bytes);
   }
   JoinAlike(&made.shares);
-  if (message > 0) {
-    made.comm.bytes = message;
-    if (made.comm.exclusive()) {
-      const double units = static_cast<double>(message) / made.comm.bandwidth;
-      made.comm.occupancy =
-          static_cast<Time>(std::llround(units * static_cast<double>(TicksPerUnit(made.unit))));
-    }
+  if (!messages.empty() && std::ranges::max(messages) > 0) {
+    const int64_t other = made.comm.bytes > 0 ? made.comm.bytes : std::ranges::max(messages);
+    std::ranges::replace(messages, 0, other);
+    made.comm.SetBytes(messages, made.unit);
   }
   for (const StateBytes& state : kStateBytes) {
     const auto says = [&](const LayerCost& layer) { return (layer.*state.of_layer).has_value(); };

@@ -421,6 +421,14 @@ CostModel Repartition(const CostModel& costs, int from, int to) {
   result.stages = Spread(costs.stages, from, to, Part, Sum);
   result.shares = RepartitionShares(costs, from, to);
   if (result.memory) RepartitionMemory(from, to, &*result.memory);
+  result.comm.sizes.clear();
+  // The message within a stage that is cut has the size of the smallest.
+  for (int s = 1; s < to && !costs.comm.sizes.empty(); ++s) {
+    const bool kept = int64_t{s} * from % to == 0;
+    const auto before = static_cast<int>(int64_t{s} * from / to) - 1;
+    result.comm.sizes.push_back(kept ? costs.comm.SizeBetween(before)
+                                     : MessageSize{costs.comm.bytes, costs.comm.occupancy});
+  }
   // A part of a stage may end within a layer.
   result.partition.clear();
   if (to > from) result.partition_of.clear();

@@ -6,9 +6,12 @@
 #include <string>
 #include <vector>
 
+#include "compiler/bound/bound.h"
 #include "compiler/files/cost_io.h"
 #include "compiler/plan/error.h"
+#include "compiler/simulate/memory.h"
 #include "schedules/registry.h"
+#include "tests/support/failure.h"
 #include "tests/support/support.h"
 
 namespace contraflow::simulate_test {
@@ -104,6 +107,27 @@ TEST_SUITE("unit") {
       if (plan.programs[0][i].op == Op::SEND_F) sends.push_back(simulation.timeline.ranks[0][i]);
     }
     CHECK(sends == std::vector<Span>{{10, 37}, {35, 62}, {60, 87}});
+  }
+
+  TEST_CASE("a message fills its edge for as long as its own bytes take") {
+    CostModel costs = UniformCosts(10, 10, 10, 2);
+    costs.comm.bandwidth = 1;
+    costs.comm.bytes = costs.comm.occupancy = 5;
+    costs.comm.sizes = {{5, 5}, {20, 20}};
+    const Plan plans[] = {GeneratePlan(MakeSpec("1f1b", 3, 1, costs)),
+                          Compile("1f1b", 3, 1, costs)};
+    for (const Plan& plan : plans) {
+      // Forward 10 7 10 22 10, backward 20 22 20 7 20.
+      CHECK(Simulate(plan, costs).makespan == 148);
+      CHECK(ProveBound(plan, costs).value <= 148);
+      // One message to and from each neighbour.
+      const std::vector<MemoryFigures> ranks = MemoryOf(plan, costs);
+      CHECK(ranks[0].messages == 10);
+      CHECK(ranks[1].messages == 50);
+      CHECK(ranks[2].messages == 40);
+    }
+    CHECK(Failure([&] { Simulate(Compile("1f1b", 2, 1, UniformCosts(1, 1, 1)), costs); }) ==
+          "`costs`: /comm/bytes: lists the messages between 3 stages, this plan has 2");
   }
 
   TEST_CASE("memory: activations in bytes and where the peak is") {

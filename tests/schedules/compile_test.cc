@@ -141,6 +141,56 @@ TEST_SUITE("unit") {
     CHECK(rows.front().published->simulation.makespan >= rows.front().makespan());
   }
 
+  TEST_CASE("memory limits: a number of activations is the same limit as its multiple of 1F1B") {
+    Spec uniform = MakeSpec("", 4, 8, UniformCosts(1, 1, 1));
+    uniform.search.budget = 5'000'000;
+    Spec listed = uniform;
+    listed.costs.stages.assign(8, StageCost{.f = 1, .b = 1, .w = 1, .bw = 2, .fb = 3});
+    Spec layered = MakeSpec("", 4, 8, {});
+    layered.search.budget = 5'000'000;
+    layered.costs.layers.emplace_back().repeat = 16;
+    layered.costs.layers[0].cost = {.f = 1, .b = 1, .w = 1, .bw = 2, .fb = 3};
+    const std::pair<const Spec*, const char*> same[] = {
+        {&uniform, "4"}, {&listed, "8"}, {&layered, "4"}};
+    for (const auto& [spec, number] : same) {
+      CAPTURE(number);
+      const std::vector<CompareRow> by_number = Compare({.spec = *spec, .memory_limit = number});
+      const std::vector<CompareRow> by_factor = Compare({.spec = *spec, .memory_limit = "1x"});
+      REQUIRE(by_number.size() == by_factor.size());
+      for (size_t i = 0; i < by_number.size(); ++i) {
+        CAPTURE(by_number[i].schedule);
+        CHECK(by_number[i].rejected == by_factor[i].rejected);
+        if (!by_number[i].report || !by_factor[i].report) continue;
+        CHECK(by_number[i].makespan() == by_factor[i].makespan());
+        const int64_t most = int64_t{by_number[i].stages};
+        CHECK(by_number[i].report->peak_activations() <= most);
+      }
+      const auto row = [&](std::string_view name) {
+        return std::ranges::find(by_number, name, &CompareRow::schedule);
+      };
+      for (const char* name : {"zb-v", "v-half", "v-min", "auto"}) CHECK(row(name)->report);
+    }
+    // The error names the limit in the activations that were asked for.
+    Spec v = uniform;
+    v.schedule = "zb-v";
+    v.partition = PartitionChoice();
+    v.memory_limit = MemoryLimitOf(v, "3");
+    CHECK(*v.memory_limit == 6);
+    const std::string text = Failure([&] { Compile(v); });
+    CHECK(
+        text.find(
+            "the limit is 6 activations of its stages, 2 for each of `memory_limit`; raise it to 4"
+            ", or take auto, which fits") != std::string::npos);
+    Spec merged = listed;
+    merged.schedule = "1f1b";
+    merged.partition = PartitionChoice();
+    CHECK(MemoryLimitOf(merged, "5") == 2);
+    CHECK(Failure([&] { MemoryLimitOf(merged, "1"); }) ==
+          "`memory_limit`: has no room for one activation of a stage of 1f1b, which is 2 of those "
+          "that "
+          "the costs list; raise it to 2");
+  }
+
   TEST_CASE("a search reports how far it is and ends when it is told to") {
     Spec spec = MakeSpec("auto", 4, 8, UniformCosts(1, 1, 1));
     int reports = 0;

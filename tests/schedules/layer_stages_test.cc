@@ -5,8 +5,10 @@
 #include <string>
 #include <vector>
 
+#include "compiler/bound/bound.h"
 #include "compiler/files/cost_io.h"
 #include "compiler/simulate/simulate.h"
+#include "compiler/verify/verify.h"
 #include "schedules/compile.h"
 #include "schedules/partition/partition.h"
 #include "tests/support/failure.h"
@@ -67,12 +69,46 @@ TEST_SUITE("unit") {
     CHECK(made.comm.bytes == 40);
     CHECK(made.comm.occupancy == 20'000);
     CHECK(made.memory->parameter_bytes == std::vector<int64_t>{70, 80});
+    made = stages.Make({1, 2, 1});
+    CHECK(made.comm.sizes == std::vector<MessageSize>{{40, 20'000}, {30, 15'000}});
+    CHECK(made.comm.bytes == 30);
+    CHECK(made.comm.occupancy == 15'000);
+    CHECK(ReadCosts(WriteCosts(made), "again") == made);
     made = stages.Make({2, 2});
     CHECK(made.comm.bytes == 30);
+    CHECK(made.comm.sizes.empty());
     CHECK(made.memory->parameter_bytes == std::vector<int64_t>{75, 75});
     CHECK(stages.Make({4}).memory->parameter_bytes == std::vector<int64_t>{80});
     CHECK(ReadCosts(WriteCosts(costs), "again") == costs);
     CHECK(ReadCosts(WriteCosts(made), "again") == made);
+  }
+
+  TEST_CASE("a large message on one edge is in the step, in no bound and in the buffers") {
+    CostModel costs = ReadCosts(R"({"unit": "us", "comm": {"bytes": 1, "bandwidth": 10},
+      "layers": [
+        {"name": "block", "repeat": 9, "f": 10, "b": 10, "w": 10, "output_bytes": 20,
+         "activation_bytes": 100, "w_stash_bytes": 40},
+        {"name": "module", "f": 10, "b": 10, "w": 10, "output_bytes": 200,
+         "activation_bytes": 300, "w_stash_bytes": 40},
+        {"name": "head", "repeat": 2, "f": 10, "b": 10, "w": 10, "output_bytes": 20,
+         "activation_bytes": 100, "w_stash_bytes": 40}]})",
+                                "c.json");
+    for (const char* name : {"1f1b", "zb-1p", "dualpipe", "zb-v", "interleaved-1f1b", "auto"}) {
+      CAPTURE(name);
+      Spec spec = MakeSpec(name, 4, 8, costs);
+      spec.search.budget = 2'000'000;
+      for (const Level level : {Level::kComm, Level::kBuffer}) {
+        const Plan plan = Compile(spec, {.level = level});
+        CHECK(Verify(plan).empty());
+        const Time step = Simulate(plan, *plan.costs).makespan;
+        CHECK(ProveBound(plan, *plan.costs).value <= step);
+        if (plan.provenance) CHECK(plan.provenance->bound <= step);
+        if (plan.provenance && level == Level::kComm) CHECK(plan.provenance->makespan == step);
+        CostModel smallest = *plan.costs;
+        smallest.comm.sizes.clear();
+        CHECK(Simulate(plan, smallest).makespan <= step);
+      }
+    }
   }
 
   TEST_CASE("costs by layer take the stages of a plan that exists") {

@@ -127,6 +127,36 @@ TEST_SUITE("property") {
 }
 
 TEST_SUITE("unit") {
+  TEST_CASE("offload: limits without bytes hold for stages that are listed, cut and merged") {
+    Spec spec = MakeSpec("auto", 4, 8, UniformCosts(1, 1, 1));
+    spec.costs.stages.assign(8, spec.costs.stages.front());
+    spec.costs.host = HostCost{.latency = 0};
+    spec.search.budget = 5'000'000;
+    spec.offload = {.choice = Offload::Choice::kAuto};
+    spec.memory_limit = 5;
+    for (const auto& [placement, most] : {std::pair(Placement::kV, 5), {Placement::kLinear, 2}}) {
+      spec.search.placement = placement;
+      const Plan plan = Compile(spec);
+      for (const RankFigures& rank : Simulate(plan, *plan.costs).ranks) {
+        CHECK(rank.peak_activations <= most);
+      }
+      CHECK(plan.provenance->memory_limit == most);
+    }
+    // A published schedule tries copies where its own order does not fit.
+    for (const char* schedule : {"v-half", "interleaved-1f1b", "dualpipe-v"}) {
+      CAPTURE(schedule);
+      Spec published = MakeSpec(schedule, 4, 8, UniformCosts(1, 1, 1));
+      published.costs.host = HostCost{.latency = 0};
+      published.offload = {.choice = Offload::Choice::kAuto};
+      published.memory_limit = 5;
+      const Plan plan = Compile(published);
+      CHECK(CountOf(plan, Op::OFFLOAD) > 0);
+      for (const RankFigures& rank : Simulate(plan, *plan.costs).ranks) {
+        CHECK(rank.peak_activations <= 5);
+      }
+    }
+  }
+
   TEST_CASE("offload: 1F1B on a fast link holds three activations and takes no longer") {
     const CostModel costs = WithLink(UniformCosts(10, 10, 10), 5);
     Spec spec = MakeSpec("1f1b", 8, 24, costs);

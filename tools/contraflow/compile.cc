@@ -7,7 +7,9 @@
 #include <optional>
 
 #include "compiler/files/plan_io.h"
+#include "compiler/plan/text.h"
 #include "compiler/simulate/simulate.h"
+#include "schedules/partition/staged.h"
 #include "schedules/published/rows.h"
 #include "tools/cli/compile_flags.h"
 #include "tools/cli/exit.h"
@@ -66,6 +68,18 @@ std::string WhatWasMade(const Plan& plan, const CostModel& costs, const std::str
          FormatPercent(run.bubble_ratio());
 }
 
+/// One line where another partition takes little longer and holds much less; "" where none does.
+std::string WhatIsLighter(const Spec& spec, const Plan& plan, const CompileOptions& options) {
+  const std::optional<Plan> lighter = LighterPlan(spec, plan, options);
+  if (!lighter) return "";
+  const auto step = [](const Plan& of) { return Simulate(of, *of.costs, Keep::kFigures).makespan; };
+  const auto fullest = [](const Plan& of) { return std::ranges::max(TotalOfRanks(of, *of.costs)); };
+  const double longer = static_cast<double>(step(*lighter)) / static_cast<double>(step(plan)) - 1;
+  return "contraflow: note: --partition " + FormatPartition(lighter->costs->partition) + " takes " +
+         FormatPercent(longer) + " longer, and its fullest rank holds " +
+         FormatBytes(fullest(*lighter)) + " instead of " + FormatBytes(fullest(plan));
+}
+
 int RunCompile(const CompileCommand& options) {
   if (!options.dump_after.empty()) CheckPassName(options.dump_after);
   RefuseOverwrite({"--output", options.output}, {{"--costs", options.costs.file.value_or("")},
@@ -91,6 +105,7 @@ int RunCompile(const CompileCommand& options) {
   if (options.output == "-") progress.reset();
   WritePlanFile(options.output, plan);
   progress.reset();
+  if (const std::string text = WhatIsLighter(spec, plan, request.options); !text.empty()) Say(text);
   if (SaysWhatWasDone()) Say(WhatWasMade(plan, spec.costs, options.output));
   if (const std::string text = DescribeInterrupt(plan); !text.empty()) Say("contraflow: " + text);
   return kExitFine;

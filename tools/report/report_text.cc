@@ -250,6 +250,9 @@ std::string DescribeCosts(const CostModel& costs) {
     if (c.step > 0) line += ", step " + text(c.step);
   }
   line += ", comm " + text(costs.comm.latency + costs.comm.occupancy);
+  if (!costs.comm.sizes.empty()) {
+    line += " to " + text(costs.comm.latency + costs.comm.Largest().occupancy);
+  }
   if (!costs.microbatch_scale.empty()) line += ", scaled by micro-batch";
   line += " (" + std::string(Name(costs.unit)) + ")";
   if (costs.derived) line += ", overlap " + std::string(Name(*costs.derived));

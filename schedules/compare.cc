@@ -167,7 +167,7 @@ CompareRow MakeRow(const Schedule& schedule, const CompareRequest& request,
                    const CostModel& published) {
   const std::vector<int64_t> devices = DevicesOf(request.spec);
   const bool buys = request.recomputes() || request.spec.offload.choice != Offload::Choice::kNone;
-  if (devices.empty() || buys || &schedule == &kAuto) {
+  if (devices.empty() || buys || &schedule == &kAuto || !CountsBytes(request.spec.costs)) {
     return RowOf(schedule, request, published, devices);
   }
   CompareRequest free = request;

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "compiler/plan/error.h"
+#include "compiler/simulate/memory.h"
 #include "compiler/simulate/simulate.h"
 #include "compiler/verify/verify.h"
 #include "schedules/compare.h"
@@ -31,6 +32,84 @@ Time StepOf(Spec spec, const Partition& partition) {
   spec.partition = PartitionChoice{.kind = Kind::kList, .layers = partition};
   const Plan plan = Compile(spec);
   return Simulate(plan, *plan.costs).makespan;
+}
+
+/// Blocks whose activations fill the first rank, and a head.
+CostModel LayersOfOneKind(int blocks) {
+  CostModel costs = UniformCosts(1, 1, 1);
+  costs.stages.clear();
+  LayerCost block;
+  block.repeat = blocks;
+  block.cost = {.f = 40, .b = 40, .w = 40, .bw = 80, .fb = 120};
+  block.activation_bytes = 1000;
+  block.parameter_bytes = 100;
+  LayerCost head = block;
+  head.repeat = 1;
+  head.activation_bytes = 10;
+  costs.layers = {block, head};
+  return costs;
+}
+
+int64_t FullestRank(const Plan& plan) {
+  int64_t most = 0;
+  for (const MemoryFigures& rank : MemoryOf(plan, *plan.costs)) most = std::max(most, rank.total());
+  return most;
+}
+
+TEST_SUITE("unit") {
+  TEST_CASE("of partitions within 1 % of the shortest step the one that holds least is taken") {
+    int lighter = 0, saved = 0;
+    for (const int microbatches : {8, 16, 32}) {
+      for (const char* name : {"1f1b", "zb-1p"}) {
+        CAPTURE(name);
+        CAPTURE(microbatches);
+        Spec spec = MakeSpec(name, 8, microbatches, LayersOfOneKind(80));
+        spec.partition = PartitionChoice{.longer = 1};
+        const Plan shortest = Compile(spec);
+        spec.partition.reset();
+        const Plan chosen = Compile(spec);
+        const auto step = [](const Plan& of) {
+          return static_cast<double>(Simulate(of, *of.costs).makespan);
+        };
+        CHECK(step(chosen) <= 1.01 * step(shortest));
+        CHECK(FullestRank(chosen) <= FullestRank(shortest));
+        saved += FullestRank(chosen) < FullestRank(shortest) ? 1 : 0;
+        if (const std::optional<Plan> other = LighterPlan(spec, chosen, {})) {
+          CHECK(step(*other) <= 1.05 * step(shortest));
+          CHECK(FullestRank(*other) * 10 < FullestRank(chosen) * 9);
+          CHECK(StepOf(spec, other->costs->partition) == Simulate(*other, *other->costs).makespan);
+          ++lighter;
+        }
+        // A partition that was asked for is taken as it is.
+        spec.partition = PartitionChoice{.kind = Kind::kEven};
+        CHECK_FALSE(LighterPlan(spec, Compile(spec), {}));
+      }
+    }
+    CHECK(saved > 0);
+    CHECK(lighter > 0);
+  }
+
+  TEST_CASE("a schedule that fits its device only with a far longer step is shown as it is") {
+    CompareRequest request;
+    request.spec = MakeSpec("", 4, 16, LayersOfOneKind(43));
+    request.no_auto = true;
+    const std::vector<CompareRow> any = Compare(request);
+    int squeezed = 0, fit = 0;
+    for (const int64_t device : {24'000, 36'000, 50'000}) {
+      request.spec.device_memory = device;
+      const std::vector<CompareRow> rows = Compare(request);
+      for (size_t i = 0; i < rows.size(); ++i) {
+        if (!rows[i].report) continue;
+        CAPTURE(rows[i].schedule);
+        CHECK(rows[i].fits == (*rows[i].total <= device));
+        CHECK(rows[i].makespan() <= any[i].makespan() * 5 / 4);
+        if (!rows[i].fits) CHECK(rows[i].makespan() == any[i].makespan());
+        (rows[i].fits ? fit : squeezed)++;
+      }
+    }
+    CHECK(squeezed > 5);
+    CHECK(fit > 5);
+  }
 }
 
 TEST_SUITE("property") {

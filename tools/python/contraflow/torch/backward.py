@@ -55,7 +55,7 @@ class WeightGradStore:
     weight; W calls it. It must add to `.grad`. Other weights get their gradients in B."""
 
     enabled = False
-    _put = []
+    _put: list = []
 
     @classmethod
     def put(cls, work):
@@ -158,7 +158,7 @@ def _drop_saved(nodes):
                     pass  # no tensor was saved there, or somebody else's hooks keep it elsewhere
 
 
-_saved_names = {}
+_saved_names: dict = {}
 
 
 def _nothing(_):

@@ -37,7 +37,7 @@ parts() { grep -c "$1" "$work/alone/gpu_check/results.jsonl" || true; }
 [ "$(parts '{"part":"libraries","status":"ok"')" = 1 ] || fail "a library is missing"
 [ "$(parts '"status":"SKIP","reason":"[^"]')" = $(($(parts .) - 1)) ] || fail "not all is skipped"
 [ "$(parts '"part":"case-')" -gt 70 ] || fail "cases are missing"
-[ "$(parts '"part":"nccl-one-gpu ')" = 6 ] || fail "forms of NCCL are missing"
+[ "$(parts '"part":"nccl-one-gpu ')" = 9 ] || fail "forms of NCCL are missing"
 [ "$(parts '"part":"gradients-')" = 10 ] || fail "gradients are missing"
 [ "$(parts '"part":"[a-z0-9-]*-[48]-\(8\|16\)"')" = 9 ] || fail "schedules are missing"
 tail -n 1 "$work/out"

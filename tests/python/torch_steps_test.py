@@ -131,7 +131,7 @@ class StepsTest(unittest.TestCase):
         running = {work: Processes(world, work) for work, world in (
             (rows_on_all_ranks, 3), (steps_add_up, 2), (groups_are_given_back, 2), (one_order, 3))}
         for work, processes in running.items():
-            for code, printed in processes.results(60.0):
+            for code, printed in processes.results():
                 with self.subTest(work.__name__):
                     self.assertEqual(code, 0, printed)
 

@@ -16,6 +16,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <random>
 #include <system_error>
 #include <utility>
 
@@ -88,18 +89,12 @@ int Sync(int fd) {
   return 0;
 }
 
-/// A name beside `target` that nothing has. Not derived from its name, which may already be as long
-/// as a name can be.
+/// A name beside `target` that nobody can foresee. Not derived from its name, which may already be
+/// as long as a name can be.
 std::string NameBeside(const std::string& target) {
-  static std::atomic<unsigned> counter{0};
-  const std::string folder = target.substr(0, target.rfind('/') + 1);
-  for (;;) {
-    std::string name = folder + ".contraflow-" + std::to_string(getpid()) + "-" +
-                       std::to_string(counter.fetch_add(1)) + ".tmp";
-    std::error_code error;
-    // What cannot be looked at cannot be made either, which says why.
-    if (!fs::exists(fs::symlink_status(name, error))) return name;
-  }
+  std::random_device random;
+  return target.substr(0, target.rfind('/') + 1) + ".contraflow-" + std::to_string(random()) + "-" +
+         std::to_string(random()) + ".tmp";
 }
 
 /// Without the slashes at the end, which would make the parent of "a/" be "a".
@@ -286,33 +281,36 @@ void OutputFile::CloseAs(const std::string& path) {
 }
 
 NewFolder::NewFolder(const std::string& target)
-    : target_(Trimmed(target)), path_(NameBeside(target_)) {
-  std::error_code error;
-  fs::create_directory(path_, error);
-  if (error) FailFolder(target, error);
+    : target_(Trimmed(target)), room_(NameBeside(target_)) {
+  // One that is there already belongs to somebody else.
+  for (int left = 8; mkdir(room_.c_str(), 0700) != 0; room_ = NameBeside(target_)) {
+    if (errno != EEXIST || --left == 0) FailFolder(target, {errno, std::generic_category()});
+  }
+  if (mkdir(path().c_str(), 0777) == 0) return;
+  const std::error_code error(errno, std::generic_category());
+  rmdir(room_.c_str());
+  FailFolder(target, error);
 }
 
 NewFolder::~NewFolder() {
   std::error_code ignored;
-  if (!path_.empty()) fs::remove_all(path_, ignored);
+  fs::remove_all(room_, ignored);
 }
 
 void NewFolder::Keep() {
   std::error_code error;
-  std::string old;
-  if (IsFolder(target_)) {
-    old = NameBeside(target_);
+  const std::string old = room_ + "/old";
+  const bool replaces = IsFolder(target_);
+  if (replaces) {
     fs::rename(target_, old, error);
     if (error) FailFolder(target_, error);
   }
-  fs::rename(path_, target_, error);
+  fs::rename(path(), target_, error);
   if (error) {
     std::error_code ignored;
-    if (!old.empty()) fs::rename(old, target_, ignored);
+    if (replaces) fs::rename(old, target_, ignored);
     FailFolder(target_, error);
   }
-  // From here on the destructor has the old one to remove.
-  path_ = old;
 }
 
 bool IsFolder(const std::string& path) {
@@ -344,7 +342,7 @@ void CreateFolder(const std::string& path) {
   if (mkdir(path.c_str(), 0777) != 0) throw FileError(path, "the folder cannot be made", errno);
 }
 
-void CreateFolders(const std::string& path) {
+void CreateFolders(const std::string& path, unsigned mode) {
   struct stat status {};
   if (stat(path.c_str(), &status) == 0) {
     if (!S_ISDIR(status.st_mode)) throw FileError(path, "is not a folder", ENOTDIR);
@@ -355,8 +353,8 @@ void CreateFolders(const std::string& path) {
   const size_t slash = path.rfind('/', end);
   const std::string above =
       slash == std::string::npos ? "." : path.substr(0, std::max<size_t>(slash, 1));
-  if (end != std::string::npos && above != path) CreateFolders(above);
-  if (mkdir(path.c_str(), 0777) != 0 && errno != EEXIST) {
+  if (end != std::string::npos && above != path) CreateFolders(above, mode);
+  if (mkdir(path.c_str(), mode) != 0 && errno != EEXIST) {
     throw FileError(path, "the folder cannot be made", errno);
   }
   FlushFolder(above);

@@ -48,8 +48,8 @@ void RemoveUnfinished();
 /// have half made is removed: what writes then throws Error.
 void RemoveUnfinishedOnSignals();
 
-/// A folder that is being made: under a temporary name beside `target`, gone at the end unless it
-/// is kept.
+/// A folder that is being made: in one of a random name beside `target`, which nobody else can look
+/// into, and gone at the end unless it is kept.
 class NewFolder {
  public:
   explicit NewFolder(const std::string& target);
@@ -57,15 +57,15 @@ class NewFolder {
   NewFolder& operator=(const NewFolder&) = delete;
   ~NewFolder();
 
-  const std::string& path() const { return path_; }
+  std::string path() const { return room_ + "/new"; }
   /// Puts it in the place of `target`; what stood there is removed. Throws Error if that cannot be
   /// done; then the old one is still there.
   void Keep();
 
  private:
   const std::string target_;
-  std::string path_;
-  const Unfinished unfinished_{&path_};
+  std::string room_;
+  const Unfinished unfinished_{&room_};
 };
 
 /// True if there is a folder of this name.
@@ -90,7 +90,7 @@ std::vector<std::string> NamesInFolder(const std::string& path);
 /// Makes a folder that must not exist yet.
 void CreateFolder(const std::string& path);
 /// Makes it with all above it, where they are missing, and flushes their names to the disk.
-void CreateFolders(const std::string& path);
+void CreateFolders(const std::string& path, unsigned mode = 0777);
 /// Removes a folder with all that is in it, if it is there. Links in it are removed, not followed.
 void RemoveTree(const std::string& path);
 /// Flushes the names in a folder to the disk.

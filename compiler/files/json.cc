@@ -6,6 +6,7 @@
 
 #include "compiler/files/json_builder.h"
 #include "compiler/plan/error.h"
+#include "compiler/plan/text.h"
 
 namespace contraflow {
 namespace {
@@ -92,8 +93,7 @@ const std::string& JsonCursor::String(std::string_view noun, size_t most) const 
     Fail("must have at most " + std::to_string(most) + " bytes, has " +
          std::to_string(text->size()));
   }
-  const auto control = [](char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7F; };
-  if (std::any_of(text->begin(), text->end(), control)) {
+  if (PlainLine(*text) != *text) {
     Fail("must have no control characters, is " + Excerpt(*text));
   }
   return *text;
@@ -139,24 +139,14 @@ std::optional<JsonCursor> JsonCursor::Optional(std::string_view key) const {
 }
 
 std::string QuoteJson(std::string_view text) {
-  constexpr char kHex[] = "0123456789abcdef";
   std::string out = "\"";
-  for (const char c : text) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (c == '"' || c == '\\') {
-      out += '\\';
-      out += c;
-    } else if (c == '\n') {
-      out += "\\n";
-    } else if (c == '\t') {
-      out += "\\t";
-    } else if (byte < 0x20 || byte == 0x7F) {
-      out += "\\u00";
-      out += kHex[byte >> 4];
-      out += kHex[byte & 15];
-    } else {
-      out += c;
-    }
+  while (!text.empty()) {
+    const size_t bytes = SymbolBytes(text);
+    const std::string_view symbol = text.substr(0, std::max<size_t>(bytes, 1));
+    text.remove_prefix(symbol.size());
+    const std::string escaped = bytes == 0 ? "\\ufffd" : EscapedSymbol(symbol);
+    if (symbol == "\"" || symbol == "\\") out += '\\';
+    out += escaped.empty() ? symbol : std::string_view(escaped);
   }
   return out + '"';
 }

@@ -55,12 +55,14 @@ class JsonCursor {
 
   /// Throws Error "PLACE: PATH: what".
   [[noreturn]] void Fail(const std::string& what) const;
-  /// What `read` makes of this value; the text of its Error becomes that of Fail.
+  /// What `read` makes of this value; the text of its Error becomes that of Fail, unless it has the
+  /// place already.
   template <typename Read>
   auto Checked(Read read) const {
     try {
       return read();
     } catch (const Error& error) {
+      if (std::string_view(error.what()).starts_with(where() + ": ")) throw;
       Fail(error.what());
     }
   }

@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "compiler/plan/error.h"
+#include "compiler/plan/text.h"
 
 namespace contraflow {
 namespace {
@@ -258,24 +259,10 @@ std::string PathStep(std::string_view key) {
 }
 
 bool ValidUtf8(std::string_view text) {
-  size_t i = 0;
-  while (i < text.size()) {
-    const auto lead = static_cast<unsigned char>(text[i]);
-    if (lead < 0x80) {
-      ++i;
-      continue;
-    }
-    const size_t length = lead >= 0xF0 ? 4 : lead >= 0xE0 ? 3 : 2;
-    if (lead < 0xC2 || lead > 0xF4 || text.size() - i < length) return false;
-    const auto second = static_cast<unsigned char>(text[i + 1]);
-    // The second byte alone decides overlong forms, surrogates and what lies above U+10FFFF.
-    const unsigned low = lead == 0xE0 ? 0xA0 : lead == 0xF0 ? 0x90 : 0x80;
-    const unsigned high = lead == 0xED ? 0x9F : lead == 0xF4 ? 0x8F : 0xBF;
-    if (second < low || second > high) return false;
-    for (size_t k = 2; k < length; ++k) {
-      if ((static_cast<unsigned char>(text[i + k]) & 0xC0) != 0x80) return false;
-    }
-    i += length;
+  while (!text.empty()) {
+    const size_t bytes = SymbolBytes(text);
+    if (bytes == 0) return false;
+    text.remove_prefix(bytes);
   }
   return true;
 }

@@ -1,7 +1,9 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 #include "compiler/plan/cost.h"
 
@@ -19,5 +21,19 @@ std::string FormatWithUnit(Time ticks, Unit unit);
 
 /// For people, to three digits: "512 bytes", "22.3 GB".
 std::string FormatBytes(int64_t bytes);
+
+/// Bytes of the symbol that UTF-8 text begins with; 0 where it begins with none (no surrogates, no
+/// overlong forms).
+size_t SymbolBytes(std::string_view text);
+
+/// The JSON escape of a symbol that text must not show: a control, which could steer a terminal, a
+/// bidirectional mark or a line separator, or a noncharacter, which XML has not; "" for all others.
+std::string EscapedSymbol(std::string_view symbol);
+
+/// Text of a file, a peer or a command line, as it may leave the program: such symbols become
+/// `\u001b`, and bytes that are no UTF-8 `\xff`. New lines stay.
+std::string PlainText(std::string_view text);
+/// The same of a name or a path, on one line.
+std::string PlainLine(std::string_view text);
 
 }  // namespace contraflow

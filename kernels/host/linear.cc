@@ -1,9 +1,23 @@
 #include "kernels/host/linear.h"
 
 #include <cblas.h>
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <new>
+#include <vector>
+
+// OpenBLAS has them, and no header that says so.
+extern "C" {
+[[gnu::weak]] void* blas_memory_alloc(int);
+[[gnu::weak]] void blas_memory_free(void*);
+}
 
 namespace contraflow {
 namespace {
+
+/// Address space of a product at most, and products at a time that OpenBLAS keeps some for.
+constexpr size_t kProductBytes = size_t{129} << 20, kMostProducts = 32;
 
 // Ranks are threads of one process and the only parallelism; a library that splits a product over
 // its own threads would both oversubscribe the cores and change the order of sums with their
@@ -37,6 +51,19 @@ void Gemm<double>(Transpose transpose_a, Transpose transpose_b, int m, int n, in
   UseOneThread();
   cblas_dgemm(CblasRowMajor, Flag(transpose_a), Flag(transpose_b), m, n, k, alpha, a, lda, b, ldb,
               beta, c, ldc);
+}
+
+void ReserveProducts(size_t at_a_time) {
+  if (blas_memory_alloc == nullptr || blas_memory_free == nullptr) return;
+  UseOneThread();
+  std::vector<void*> taken(std::min(at_a_time, kMostProducts));
+  const size_t bytes = taken.size() * kProductBytes;
+  void* const room = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (room == MAP_FAILED) throw std::bad_alloc();
+  munmap(room, bytes);
+  for (void*& one : taken) one = blas_memory_alloc(0);
+  for (void* one : taken) blas_memory_free(one);
 }
 
 template <typename T>

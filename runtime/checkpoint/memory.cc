@@ -36,6 +36,26 @@ std::string NodeOf(const std::string& directory) {
          std::to_string(status.st_ino);
 }
 
+/// Throws Error unless nobody else can write what is in the folder: whoever can, says what the
+/// training goes on from.
+void RequireOwn(const std::string& folder) {
+  struct stat link {
+  }, status{};
+  if (lstat(folder.c_str(), &link) != 0 || stat(folder.c_str(), &status) != 0) {
+    throw FileError(folder, "cannot be read", errno);
+  }
+  for (const uid_t owner : {link.st_uid, status.st_uid}) {
+    if (owner == geteuid()) continue;
+    throw Error(folder + ": belongs to another user (" + std::to_string(owner) +
+                "); name a folder of your own for `memory_checkpoint`");
+  }
+  if ((status.st_mode & (S_IWGRP | S_IWOTH)) != 0) {
+    throw Error(folder +
+                ": others may write there; chmod go-w it, or name another folder for "
+                "`memory_checkpoint`");
+  }
+}
+
 /// Removes all steps of a folder but two.
 void Forget(const std::string& folder, int kept, int pending) {
   for (const auto& [step, path] : CompleteSteps(folder)) {
@@ -55,7 +75,9 @@ MemoryCheckpoints::MemoryCheckpoints(const std::string& directory, const std::st
       peers_(peers),
       warn_(std::move(warn)),
       copies_(copies) {
-  CreateFolders(folder_);
+  CreateFolders(folder_, 0700);
+  RequireOwn(directory);
+  RequireOwn(folder_);
   lock_ = std::make_unique<const FolderLock>(folder_, LockName(self_));
   nodes_ = peers.Share(NodeOf(directory));
   std::vector<int> order(nodes_.size());

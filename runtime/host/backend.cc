@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <new>
 #include <string>
 
 #include "compiler/plan/error.h"
+#include "kernels/host/linear.h"
 
 namespace contraflow {
 
@@ -75,6 +77,16 @@ void Exchange::Move(const Instruction& i, const LayerViews<float>& v, bool to_ex
       row += here.size();
     }
     Swap(i);
+  }
+}
+
+void ReserveForRanks(size_t ranks) {
+  try {
+    ReserveProducts(ranks);
+  } catch (const std::bad_alloc&) {
+    throw Error("out of memory: the matrix products of " + std::to_string(ranks) +
+                (ranks == 1 ? " rank need" : " ranks need") +
+                " 129 MiB of address space each; raise the limit (ulimit -v), or use fewer ranks");
   }
 }
 

@@ -55,6 +55,10 @@ class Exchange {
 
 bool AllFinite(std::span<const float> values);
 
+/// Takes what the matrix products of so many ranks of this process work in. Throws Error where
+/// there is not enough.
+void ReserveForRanks(size_t ranks);
+
 /// Runs the instructions of one device on the host's processor, with the values of a step in
 /// arenas; once a first step has been done nothing is allocated any more.
 class HostBackend : public Backend, public StageHolder {

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "compiler/plan/error.h"
+#include "compiler/plan/text.h"
 #include "runtime/launch/signals.h"
 #include "runtime/launch/watch.h"
 

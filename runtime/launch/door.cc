@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "compiler/plan/error.h"
+#include "compiler/plan/text.h"
 #include "runtime/core/bytes.h"
 #include "runtime/core/digest.h"
 #include "runtime/launch/fault_report.h"
@@ -45,19 +46,6 @@ std::string Foreign(const std::optional<uint32_t>& user) {
 }
 
 }  // namespace
-
-std::string PlainText(std::string_view text) {
-  std::string plain(text);
-  for (size_t i = 0; i < plain.size(); ++i) {
-    const auto byte = static_cast<unsigned char>(plain[i]);
-    const auto next = static_cast<unsigned char>(i + 1 < plain.size() ? plain[i + 1] : 0);
-    // Also the controls that UTF-8 has two bytes for, U+0080 to U+009F.
-    const bool control = byte == 0xC2 && next >= 0x80 && next < 0xA0;
-    if (control) plain[i + 1] = '?';
-    if (control || (byte < 0x20 && byte != '\n') || byte == 0x7F) plain[i] = '?';
-  }
-  return plain;
-}
 
 void Say(Stream* stream, Word word, std::string_view text, Clock::time_point deadline) {
   const std::string bytes =

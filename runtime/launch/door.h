@@ -137,8 +137,4 @@ class Door {
   std::thread thread_;
 };
 
-/// What a peer wrote as it may be shown on a terminal: what could steer one becomes a question
-/// mark.
-std::string PlainText(std::string_view text);
-
 }  // namespace contraflow

@@ -12,6 +12,7 @@
 #include <thread>
 #include <utility>
 
+#include "compiler/plan/text.h"
 #include "runtime/core/bytes.h"
 #include "runtime/launch/fault_report.h"
 
@@ -65,7 +66,7 @@ Roster ReadRoster(const std::string& text, int size) {
     std::string host = bytes.TakeText();
     const auto port = bytes.Take<int32_t>();
     if (host.size() > 255 || port < 1 || port > 65535) throw Error("sent something unexpected");
-    roster.processes.push_back({PlainText(host), port});
+    roster.processes.push_back({PlainLine(host), port});
   }
   if (!bytes.empty() || roster.processes.size() != static_cast<size_t>(size)) {
     throw Error("sent something unexpected");

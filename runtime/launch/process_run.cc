@@ -130,7 +130,9 @@ ProcessRun::ProcessRun(const Plan& plan, const Model& model, const Dataset& data
       clips_(model.clip > 0),
       devices_{order.DeviceOf(control.rank())},
       backend_(plan, model, dataset, seed, devices_[0], transport, fill),
-      executor_(plan, devices_[0].rank, backend_, transport, &progress) {}
+      executor_(plan, devices_[0].rank, backend_, transport, &progress) {
+  ReserveForRanks(1);
+}
 
 std::vector<DeviceStep> WalkAndGather(const Plan& plan, const RankOrder& order, Control& control,
                                       Device device, int step, Executor* executor,

@@ -15,6 +15,7 @@
 #include <iterator>
 #include <utility>
 
+#include "compiler/plan/text.h"
 #include "runtime/launch/watch.h"
 
 namespace contraflow {

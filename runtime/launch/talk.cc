@@ -3,7 +3,7 @@
 #include <type_traits>
 
 #include "compiler/plan/error.h"
-#include "runtime/launch/door.h"
+#include "compiler/plan/text.h"
 
 namespace contraflow {
 namespace {

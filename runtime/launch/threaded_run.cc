@@ -1,11 +1,13 @@
 #include "runtime/launch/threaded_run.h"
 
+#include <algorithm>
 #include <new>
 #include <string>
 #include <utility>
 
 #include "compiler/plan/error.h"
 #include "runtime/core/executor.h"
+#include "runtime/launch/fault_report.h"
 #include "runtime/transport/link_set.h"
 
 namespace contraflow {
@@ -24,11 +26,11 @@ std::exception_ptr NamingDevice(const Plan& plan, Device device, std::exception_
   }
 }
 
-Launch::Launch(const Plan& plan, std::span<const Worker> workers)
-    : plan_(plan), workers_(workers.begin(), workers.end()) {
+Launch::Launch(const Plan& plan, std::span<const Worker> workers, ThreadNetwork::Options options)
+    : plan_(plan), workers_(workers.begin(), workers.end()), options_(std::move(options)) {
   for (const Worker& worker : workers_) {
-    executors_.push_back(
-        std::make_unique<Executor>(plan, worker.device.rank, *worker.backend, *worker.transport));
+    executors_.push_back(std::make_unique<Executor>(plan, worker.device.rank, *worker.backend,
+                                                    *worker.transport, &progress_.emplace_back()));
   }
   try {
     for (size_t w = 0; w < workers_.size(); ++w) {
@@ -60,9 +62,34 @@ void Launch::Step(int step) {
   origin_ = Clock::now();
   ++round_;
   begin_.notify_all();
-  end_.wait(lock, [&] { return running_ == 0; });
+  const auto ended = [this] { return running_ == 0; };
+  if (!options_.stuck) end_.wait(lock, ended);
+  // Who waits for a message gives up first, and says more.
+  const auto patience = options_.timeout + std::chrono::seconds(1);
+  while (!end_.wait_until(lock, LastMove() + patience, ended)) {
+    if (Clock::now() >= LastMove() + patience) options_.stuck(error_ ? error_ : Hang());
+  }
   if (error_) std::rethrow_exception(error_);
   if (aborted_) throw Aborted();
+}
+
+Clock::time_point Launch::LastMove() const {
+  Clock::time_point last = origin_;
+  for (const Progress& progress : progress_) last = std::max(last, progress.Read().since);
+  return last;
+}
+
+std::exception_ptr Launch::Hang() const {
+  std::string text = "no rank has made progress for " + SecondsText(options_.timeout);
+  for (size_t w = 0; w < workers_.size(); ++w) {
+    const Progress::Snapshot at = progress_[w].Read();
+    if (at.index < 0) continue;
+    const int rank = workers_[w].device.rank;
+    text += ": rank " + std::to_string(rank) + " is still at " +
+            ToString(plan_.program(rank)[static_cast<size_t>(at.index)]);
+    break;
+  }
+  return std::make_exception_ptr(Error(text + "; allow more time with `timeout`"));
 }
 
 void Launch::Serve(size_t w) {
@@ -118,6 +145,7 @@ ThreadedRun::ThreadedRun(const Plan& plan, const Model& model, const Dataset& da
       network_(plan.ranks, plan.data_parallel, plan.expert_parallel, options),
       devices_(AllDevices(plan)) {
   CheckExecutable(plan);
+  ReserveForRanks(devices_.size());
   std::vector<Worker> workers;
   try {
     for (const Device& device : devices_) {
@@ -126,7 +154,7 @@ ThreadedRun::ThreadedRun(const Plan& plan, const Model& model, const Dataset& da
           std::make_unique<HostBackend>(plan, model, dataset, seed, device, transport, fill));
       workers.push_back({device, backends_.back().get(), &transport});
     }
-    launch_.emplace(plan, workers);
+    launch_.emplace(plan, workers, std::move(options));
   } catch (const std::bad_alloc&) {
     throw Error("not enough memory for the stages of all ranks; use a smaller model");
   }

@@ -2,6 +2,7 @@
 
 #include <condition_variable>
 #include <cstdint>
+#include <deque>
 #include <exception>
 #include <memory>
 #include <mutex>
@@ -13,6 +14,7 @@
 #include "compiler/plan/plan.h"
 #include "compiler/plan/timeline.h"
 #include "runtime/core/executor.h"
+#include "runtime/core/progress.h"
 #include "runtime/core/run.h"
 #include "runtime/core/transport.h"
 #include "runtime/host/backend.h"
@@ -37,8 +39,8 @@ const Plan& CheckThreads(const Plan& plan);
 class Launch {
  public:
   /// Starts the threads. Throws Error if not so many can be started. The plan, and what the workers
-  /// point to, must outlive it.
-  Launch(const Plan& plan, std::span<const Worker> workers);
+  /// point to, must outlive it. Of the options, what is to be done with a device that hangs.
+  Launch(const Plan& plan, std::span<const Worker> workers, ThreadNetwork::Options options = {});
   Launch(const Launch&) = delete;
   /// Joins the threads.
   ~Launch();
@@ -55,9 +57,13 @@ class Launch {
   void Serve(size_t w);
   void Run(size_t w, int step);
   void Join();
+  Clock::time_point LastMove() const;
+  std::exception_ptr Hang() const;
 
   const Plan& plan_;
   const std::vector<Worker> workers_;
+  const ThreadNetwork::Options options_;
+  std::deque<Progress> progress_;  // by worker
   // By worker. They outlive the step, whoever fails in it: others may still be copying the messages
   // of one that has given up.
   std::vector<std::unique_ptr<Executor>> executors_;

@@ -6,7 +6,9 @@
 #include <cstdint>
 #include <optional>
 
+#include "compiler/files/json.h"
 #include "compiler/plan/error.h"
+#include "compiler/plan/text.h"
 
 namespace contraflow {
 namespace {
@@ -56,7 +58,7 @@ std::optional<int64_t> Number(const Environment& get, const char* name, int64_t 
   const auto result = std::from_chars(text.data(), end, number);
   if (result.ec != std::errc() || result.ptr != end || number < least || number > most) {
     throw Error(std::string(name) + ": must be a number from " + std::to_string(least) + " to " +
-                std::to_string(most) + ", is \"" + text + "\"");
+                std::to_string(most) + ", is " + Excerpt(text));
   }
   return number;
 }
@@ -96,10 +98,20 @@ void AskSlurm(const Environment& get, World* world) {
   if (!world->job.empty() && !step.empty()) world->job += "." + step;
 }
 
+/// Whether the launcher says that all processes are on one machine.
+bool OnOneMachine(const Environment& get, const World& world) {
+  if (world.launcher != Launcher::kSrun) {
+    const bool mpirun = world.launcher == Launcher::kMpirun;
+    const char* const here = mpirun ? "OMPI_COMM_WORLD_LOCAL_SIZE" : "LOCAL_WORLD_SIZE";
+    return Number(get, here, 1, kMaxProcesses) == world.size;
+  }
+  const auto nodes = Number(get, "SLURM_STEP_NUM_NODES", 1, kMaxProcesses);
+  return (nodes ? nodes : Number(get, "SLURM_NNODES", 1, kMaxProcesses)) == 1;
+}
+
 /// On one machine mpirun's processes need no help to meet.
-void AskMpirun(const Environment& get, World* world) {
-  const auto here = Number(get, "OMPI_COMM_WORLD_LOCAL_SIZE", 1, kMaxProcesses);
-  if (here != world->size) return;
+void AskMpirun(World* world) {
+  if (!world->one_machine) return;
   if (world->master_address.empty()) world->master_address = "127.0.0.1";
   if (world->master_port != 0) return;
   int64_t job = 0;
@@ -122,6 +134,9 @@ World ReadLauncher(const Environment& get, const Variables& names) {
   world.local_rank =
       static_cast<int>(Number(get, names.local_rank, 0, world.size - 1).value_or(-1));
   world.master_address = Variable(get, "MASTER_ADDR");
+  if (world.master_address.size() > 255 || PlainLine(world.master_address) != world.master_address)
+    throw Error("MASTER_ADDR: must be a host of at most 255 bytes, is " +
+                Excerpt(world.master_address));
   world.master_port = static_cast<int>(Number(get, "MASTER_PORT", 1, 65535).value_or(0));
   world.job = Variable(get, names.job);
   // torchrun's own store listens at MASTER_PORT; the next port is as good.
@@ -130,8 +145,9 @@ World ReadLauncher(const Environment& get, const Variables& names) {
       world.master_port > 0) {
     world.master_port += world.master_port < 65535 ? 1 : -1;
   }
+  world.one_machine = OnOneMachine(get, world);
   if (names.launcher == Launcher::kSrun) AskSlurm(get, &world);
-  if (names.launcher == Launcher::kMpirun) AskMpirun(get, &world);
+  if (names.launcher == Launcher::kMpirun) AskMpirun(&world);
   return world;
 }
 
@@ -196,8 +212,7 @@ World ReadWorld(const Environment& get) {
 }
 
 std::string FirstHost(std::string_view node_list) {
-  const Error broken("\"" + std::string(node_list) +
-                     "\" is no list of hosts such as gpu[003-010,12],login1");
+  const Error broken(Excerpt(node_list) + " is no list of hosts such as gpu[003-010,12],login1");
   std::string host;
   for (std::string_view rest = node_list; !rest.empty() && rest.front() != ',';) {
     const char c = rest.front();

@@ -18,6 +18,7 @@ struct World {
   Launcher launcher = Launcher::kNone;
   int rank = 0, size = 1;
   int local_rank = 0;          ///< among those of this machine; -1 if the launcher does not say
+  bool one_machine = false;    ///< the launcher says that all processes are on this one
   std::string master_address;  ///< where rank 0 can be reached; "" if the launcher does not say
   int master_port = 0;         ///< 0 likewise
   std::string job;             ///< the launcher's name of the job; "" if it has none

@@ -68,7 +68,7 @@ CustomRun::CustomRun(const CustomStages& stages, ThreadNetwork::Options options,
     backends_.push_back(std::make_unique<CustomBackend>(stages, device, fill));
     workers.push_back({device, backends_.back().get(), &network_.At(device)});
   }
-  launch_.emplace(plan_, workers);
+  launch_.emplace(plan_, workers, std::move(options));
 }
 
 StepResult CustomRun::Step(int step) {

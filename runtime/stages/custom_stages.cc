@@ -11,8 +11,8 @@
 #include <utility>
 
 #include "compiler/plan/error.h"
+#include "compiler/plan/text.h"
 #include "runtime/core/walk.h"
-#include "runtime/launch/door.h"
 
 namespace contraflow {
 namespace {

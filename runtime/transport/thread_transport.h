@@ -1,6 +1,8 @@
 #pragma once
 
 #include <chrono>
+#include <exception>
+#include <functional>
 #include <memory>
 
 #include "compiler/plan/plan.h"
@@ -19,6 +21,9 @@ class ThreadNetwork {
     /// A device that waits while no device of the network has called for so long gives up, and
     /// aborts the run, with an Error that tells who waits for whom.
     std::chrono::milliseconds timeout{120'000};
+    /// Called with what is wrong where a device hangs in its own work, which nothing else ends: it
+    /// ends the process. Empty: the run waits.
+    std::function<void(const std::exception_ptr& error)> stuck = nullptr;
   };
 
   ThreadNetwork(int ranks, int replicas, int members, Options options);

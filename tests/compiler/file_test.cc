@@ -11,6 +11,7 @@
 #include <cstdio>
 #include <filesystem>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <vector>
@@ -233,6 +234,28 @@ TEST_SUITE("unit") {
           (folder.File("dangling")) +
               ": cannot be written: it is a symbolic link to a file that does not exist");
     CHECK(CountIn(folder) == 4);
+  }
+
+  TEST_CASE("nobody else can look into a folder that is being made nor foresee its name") {
+    const TestFolder folder;
+    const fs::perms own = fs::perms::owner_all;
+    std::set<std::string> rooms;
+    const mode_t before = umask(0);
+    for (int k = 0; k < 3; ++k) {
+      NewFolder made(folder.File("made"));
+      const fs::path room = fs::path(made.path()).parent_path();
+      CHECK(fs::status(room).permissions() == own);
+      CHECK(fs::status(made.path()).permissions() == fs::perms::all);
+      CHECK(room.filename().string().find(std::to_string(getpid())) == std::string::npos);
+      rooms.insert(room.string());
+      WriteFile(PathIn(made.path(), "a"), std::to_string(k));
+      if (k > 0) made.Keep();
+    }
+    umask(before);
+    CHECK(rooms.size() == 3);
+    CHECK(fs::status(folder.File("made")).permissions() == fs::perms::all);
+    CHECK(ReadFile(folder.File("made/a"), kLimit) == "2");
+    CHECK(CountIn(folder) == 1);
   }
 
   TEST_CASE("a folder is made step by step") {

@@ -11,6 +11,7 @@
 #include <type_traits>
 
 #include "compiler/files/json_builder.h"
+#include "compiler/plan/text.h"
 #include "tests/support/failure.h"
 #include "tests/support/sanitized.h"
 
@@ -70,6 +71,43 @@ TEST_SUITE("unit") {
     for (const auto& row : rows) {
       CAPTURE(row.text);
       CHECK(Parse(row.text) == row.message);
+    }
+  }
+
+  TEST_CASE("text leaves the program without what steers a terminal or is no character of XML") {
+    const struct {
+      std::string text, plain, quoted;
+    } rows[] = {
+        {"a\nb", "a\nb", R"("a\nb")"},
+        {"\x1B[2J\a\r\t\x7F", R"(\u001b[2J\u0007\u000d\t\u007f)",
+         R"("\u001b[2J\u0007\u000d\t\u007f")"},
+        // CSI of C1, an override and an isolate, an Arabic mark, a line separator.
+        {"\xC2\x9B\xE2\x80\xAE\xE2\x81\xA6\xD8\x9C\xE2\x80\xA8",
+         R"(\u009b\u202e\u2066\u061c\u2028)", R"("\u009b\u202e\u2066\u061c\u2028")"},
+        // Noncharacters, of 4 bytes too.
+        {"\xEF\xBF\xBE\xEF\xBF\xBF\xEF\xB7\x90\xF0\x9F\xBF\xBE",
+         R"(\ufffe\uffff\ufdd0\ud83f\udffe)", R"("\ufffe\uffff\ufdd0\ud83f\udffe")"},
+        // No UTF-8: a byte alone, an overlong form, a surrogate, an end.
+        {"\x9B\xC0\xAF\xED\xA0\x80\xE2\x82", R"(\x9b\xc0\xaf\xed\xa0\x80\xe2\x82)",
+         R"("\ufffd\ufffd\ufffd\ufffd\ufffd\ufffd\ufffd\ufffd")"},
+        {"\xC3\xA9 \xE4\xB8\xAD \xF0\x9F\x98\x80 \xD7\xA9\\\"",
+         "\xC3\xA9 \xE4\xB8\xAD \xF0\x9F\x98\x80 \xD7\xA9\\\"",
+         "\"\xC3\xA9 \xE4\xB8\xAD \xF0\x9F\x98\x80 \xD7\xA9\\\\\\\"\""},
+    };
+    for (const auto& row : rows) {
+      CAPTURE(row.plain);
+      CHECK(PlainText(row.text) == row.plain);
+      CHECK(PlainText(row.plain) == row.plain);
+      CHECK(QuoteJson(row.text) == row.quoted);
+      CHECK(PlainLine(row.text).find('\n') == std::string::npos);
+      // It comes back as it was, where JSON can say it, and no text of a file may have it.
+      const bool utf8 = row.quoted.find("ufffd") == std::string::npos;
+      const JsonDocument document = ParseJson("{\"a\": " + row.quoted + "}", "f.json");
+      if (utf8) CHECK(document.value["a"].get<std::string>() == row.text);
+      if (!utf8 || (row.plain == row.text && row.text != "a\nb")) continue;
+      CHECK(Failure([&] {
+              document.Root().Required("a").String("a name");
+            }).starts_with("f.json: /a: must have no control characters, is "));
     }
   }
 

@@ -19,6 +19,7 @@
 #include "tests/support/support.h"
 #include "tools/pictures/page.h"
 #include "tools/report/explanation.h"
+#include "tools/report/text.h"
 
 // Pictures of plans with components, which have two rows a rank; tests/grid_test.cc has those of
 // chunks.

@@ -42,6 +42,7 @@ constexpr std::string_view kFlagFields[] = {"ranks",
                                             "clip",
                                             "validation",
                                             "partition",
+                                            "memory_checkpoint",
                                             "for",
                                             "offload",
                                             "vary",
@@ -72,7 +73,9 @@ std::string WithFlags(std::string_view text) {
   return out;
 }
 
-ExitError ExitErrorOf(const std::exception_ptr& error) {
+namespace {
+
+ExitError WordsOf(const std::exception_ptr& error) {
   const std::string bug = "internal error: ",
                     report = "; this is a bug in contraflow, please report it";
   if (error == nullptr) return {bug + "std::terminate" + report, kExitBug};
@@ -93,6 +96,14 @@ ExitError ExitErrorOf(const std::exception_ptr& error) {
   } catch (...) {
     return {bug + "unknown exception" + report, kExitBug};
   }
+}
+
+}  // namespace
+
+ExitError ExitErrorOf(const std::exception_ptr& error) {
+  ExitError words = WordsOf(error);
+  words.text = Legible(words.text);
+  return words;
 }
 
 namespace {
@@ -128,7 +139,11 @@ int RunMain(std::string_view program, int argc, char** argv,
   static std::string_view name;
   name = program;
   std::set_terminate([] { EndAtOnce(name, std::current_exception()); });
-  const auto run = [&] { return body({argv + std::min(argc, 1), argv + argc}); };
+  const auto run = [&] {
+    const std::vector<std::string> words(argv + std::min(argc, 1), argv + argc);
+    KeepBrokenNames(words);
+    return body(words);
+  };
   return RunMain(program, std::cref(run));  // a copy would be made before there is a handler
 }
 

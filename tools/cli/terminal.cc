@@ -9,8 +9,10 @@
 #include <cstdio>
 #include <cstdlib>
 #include <string_view>
+#include <vector>
 
 #include "compiler/files/file.h"
+#include "compiler/plan/text.h"
 
 namespace contraflow {
 namespace {
@@ -91,13 +93,34 @@ std::string Wrapped(const std::string& text, int width) {
   return out;
 }
 
-void Print(const std::string& text) {
-  const std::optional<int> width = OutputWidth();
-  WriteFile("-", width ? Wrapped(text, *width) : text);
-}
-
 namespace {
 Verbosity chosen = Verbosity::kUsual;
+std::vector<std::string> broken_names;
+}  // namespace
+
+void KeepBrokenNames(std::span<const std::string> words) {
+  for (std::string_view rest : words) {
+    while (rest.find('\n') != std::string_view::npos) {
+      const std::string_view part = rest.substr(0, rest.find_first_of("/="));
+      rest.remove_prefix(std::min(part.size() + 1, rest.size()));
+      if (part.find('\n') != std::string_view::npos) broken_names.emplace_back(part);
+    }
+  }
+}
+
+std::string Legible(std::string text) {
+  for (const std::string& name : broken_names) {
+    const std::string line = PlainLine(name);
+    for (size_t at = 0; (at = text.find(name, at)) != std::string::npos; at += line.size()) {
+      text.replace(at, name.size(), line);
+    }
+  }
+  return PlainText(text);
+}
+
+void Print(const std::string& text) {
+  const std::optional<int> width = OutputWidth();
+  WriteFile("-", width ? Wrapped(Legible(text), *width) : Legible(text));
 }
 
 void SetVerbosity(Verbosity verbosity) { chosen = verbosity; }
@@ -107,7 +130,8 @@ Verbosity GetVerbosity() { return chosen; }
 void Say(const std::string& line) {
   if (chosen == Verbosity::kQuiet) return;
   const std::optional<int> width = TerminalWidth(STDERR_FILENO);
-  std::fprintf(stderr, "%s\n", (width ? Wrapped(line, *width) : line).c_str());
+  const std::string text = Legible(line);
+  std::fprintf(stderr, "%s\n", (width ? Wrapped(text, *width) : text).c_str());
 }
 
 bool SaysWhatWasDone() {

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 
 namespace contraflow {
@@ -23,7 +24,13 @@ int TextWidth(const std::string& text);
 /// where they begin or, behind a label ("makespan  4 s, .."), below that.
 std::string Wrapped(const std::string& text, int width);
 
-/// Writes text for people to standard output, as wide as that is.
+/// Keeps parts of these words, between "/" and "=", that have new lines: the paths that a shell
+/// gave. Called once, before anything is said.
+void KeepBrokenNames(std::span<const std::string> words);
+/// Text for people as PlainText has it; names that were kept stay on their line, too.
+std::string Legible(std::string text);
+
+/// Writes text for people to standard output, legible, as wide as that is.
 void Print(const std::string& text);
 
 /// How much is said on standard error beside errors: nothing; warnings and notes, and on a terminal
@@ -33,7 +40,7 @@ enum class Verbosity : uint8_t { kQuiet, kUsual, kVerbose };
 void SetVerbosity(Verbosity verbosity);
 Verbosity GetVerbosity();
 
-/// A line on standard error, unless quiet; on a terminal broken as Wrapped does.
+/// A line on standard error, legible, unless quiet; on a terminal broken as Wrapped does.
 void Say(const std::string& line);
 
 /// True if what has been done is to be said without being asked for: on a terminal, or verbose.

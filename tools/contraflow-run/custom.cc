@@ -31,7 +31,7 @@ namespace {
 class ThreadsTraining : public CustomTraining {
  public:
   ThreadsTraining(const CustomStages& stages, const RunOptions& options)
-      : run_(stages, {.strict = options.strict, .timeout = Milliseconds(options.timeout)}) {}
+      : run_(stages, {options.strict, Milliseconds(options.timeout), EndOfHang}) {}
 
   StepResult Step(int step) override { return run_.Step(step); }
   const std::vector<Device>& devices() const override { return run_.devices(); }

@@ -7,11 +7,11 @@
 #include <set>
 
 #include "compiler/plan/error.h"
+#include "compiler/plan/text.h"
 #include "runtime/checkpoint/manifest.h"
 #include "runtime/core/bytes.h"
 #include "runtime/core/run.h"
 #include "runtime/launch/control.h"
-#include "runtime/launch/door.h"
 #include "tools/cli/exit.h"
 #include "tools/contraflow-run/output.h"
 #include "tools/contraflow-run/training.h"

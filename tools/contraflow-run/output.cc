@@ -18,6 +18,7 @@
 
 #include "compiler/plan/error.h"
 #include "compiler/plan/text.h"
+#include "tools/cli/terminal.h"
 
 namespace contraflow {
 namespace {
@@ -145,8 +146,9 @@ void Output::Say(std::string_view text) {
     state.lost += lines;
     return;
   }
-  state.waiting += text.size();
-  state.items.push_back({std::string(text), std::exchange(state.dropped, 0)});
+  std::string legible = Legible(std::string(text));
+  state.waiting += legible.size();
+  state.items.push_back({std::move(legible), std::exchange(state.dropped, 0)});
   state.said.notify_one();
 }
 
@@ -186,7 +188,7 @@ bool Output::Finish(std::string_view text, const std::function<void()>& waits) {
 }
 
 void SayNow(const std::string& text) {
-  const std::string line = "contraflow-run: " + text + "\n";
+  const std::string line = "contraflow-run: " + Legible(text) + "\n";
   pollfd room{STDERR_FILENO, POLLOUT, 0};
   if (poll(&room, 1, 1000) == 1) static_cast<void>(!write(STDERR_FILENO, line.data(), line.size()));
 }

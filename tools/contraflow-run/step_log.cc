@@ -16,6 +16,7 @@
 
 #include "compiler/files/file.h"
 #include "compiler/plan/error.h"
+#include "tools/cli/terminal.h"
 #include "tools/report/text.h"
 
 namespace contraflow {
@@ -74,7 +75,7 @@ void StepFile::Add(const Json& row) {
   }
   if (!failed_) {
     std::fprintf(stderr, "contraflow-run: %s: cannot be written: %s; steps are missing there\n",
-                 path_.c_str(), std::strerror(error));
+                 Legible(path_).c_str(), std::strerror(error));
   }
   failed_ = true;
 }

@@ -31,6 +31,7 @@
 #include "runtime/transport/tcp_wire.h"
 #include "runtime/transport/wire_transport.h"
 #include "tools/cli/exit.h"
+#include "tools/cli/terminal.h"
 #include "tools/contraflow-run/custom.h"
 #include "tools/contraflow-run/input.h"
 #include "tools/contraflow-run/job.h"
@@ -58,7 +59,9 @@ void SetSecret(const RunOptions& options, const World& world, MeetingPoint* poin
     point->secret = secret;
     return;
   }
-  if (!IsLoopback(world.master_address)) {
+  if (world.one_machine) {
+    point->address.host = "127.0.0.1";
+  } else if (!IsLoopback(world.master_address)) {
     throw Error("MASTER_ADDR " + world.master_address +
                 " can be reached from other machines, and this job has no secret to keep strangers "
                 "out: set CONTRAFLOW_SECRET to the same random text on all processes (openssl "
@@ -262,7 +265,7 @@ int Member::Train() {
   } catch (const Aborted&) {
     control_.Fail(FaultKind::kError, "", kExitInput);
   } catch (const JobError& error) {
-    control_.Fail(FaultKind::kJob, error.what(), kExitInput);
+    control_.Fail(FaultKind::kJob, Legible(error.what()), kExitInput);
   } catch (...) {
     const ExitError error = ExitErrorOf(std::current_exception());
     control_.Fail(error.code == kExitBug ? FaultKind::kBug : FaultKind::kError, error.text,
@@ -352,7 +355,7 @@ int TrainThreaded(const RunOptions& options) {
   RequireWritable(options);
   const RunInput input = ReadInput(options);
   ThreadedRun run(input.plan, input.model, input.dataset, options.seed,
-                  {options.strict, Milliseconds(options.timeout)});
+                  {options.strict, Milliseconds(options.timeout), EndOfHang});
   std::optional<HostCheck> check;
   if (options.check) check.emplace(input, options.seed, std::function<void()>());
   return TrainAlone(options, input, run, check ? &*check : nullptr);
@@ -374,6 +377,8 @@ void RequireAlone(const RunOptions& options, const World& world) {
               " processes were launched, and each would train on its own; use --transport " +
               (options.device == "cuda" ? "nccl" : "tcp") + ", or launch one");
 }
+
+void EndOfHang(const std::exception_ptr& error) { EndAtOnce("contraflow-run", error); }
 
 int TrainAlone(const RunOptions& options, const RunInput& input, Run& run, RunCheck* check) {
   Job job;

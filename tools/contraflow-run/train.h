@@ -34,6 +34,9 @@ void CatchSignals(std::chrono::milliseconds grace);
 /// Ends as that signal would have ended the process, so that a calling shell or script knows.
 void EndBySignal(int unused);
 
+/// Ends this process, in which a rank hangs.
+[[noreturn]] void EndOfHang(const std::exception_ptr& error);
+
 /// Trains, in this process alone, and reports; a signal ends it after the step under way. `check`
 /// is null without --check. Returns the exit code, unless there was a Ctrl-C: then the process ends
 /// by that.

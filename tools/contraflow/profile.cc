@@ -57,7 +57,7 @@ int RunProfile(const ProfileFlags& flags) {
   WriteFile(flags.out, WriteCosts(profile.costs));
   // The costs may be what standard output is for.
   if (GetVerbosity() != Verbosity::kQuiet) {
-    flags.out == "-" ? static_cast<void>(std::fputs(text.c_str(), stderr)) : Print(text);
+    flags.out == "-" ? static_cast<void>(std::fputs(Legible(text).c_str(), stderr)) : Print(text);
   }
   return kExitFine;
 }

@@ -104,9 +104,6 @@ uint32_t ColorOf(Op kind, int side, int sides);
 /// "#ffd166"
 std::string ColorText(uint32_t color);
 
-/// Text for SVG and HTML: & < > and quotes as entities.
-std::string EscapeMarkup(std::string_view text);
-
 /// The operation that stands for all of one colour: ATTN_F for MLP_F too, and so on; most stand for
 /// themselves.
 Op KindOf(Op op);

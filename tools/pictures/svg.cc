@@ -312,24 +312,6 @@ class Drawing {
 
 }  // namespace
 
-std::string EscapeMarkup(std::string_view text) {
-  std::string out;
-  for (const char c : text) {
-    if (c == '&') {
-      out += "&amp;";
-    } else if (c == '<') {
-      out += "&lt;";
-    } else if (c == '>') {
-      out += "&gt;";
-    } else if (c == '"') {
-      out += "&quot;";
-    } else {
-      out += c;
-    }
-  }
-  return out;
-}
-
 std::string DrawSvg(const Picture& picture, std::optional<int> width) {
   return Drawing(picture, width).Draw();
 }

@@ -68,7 +68,7 @@ class CostMaker {
     int shown = 0;
     for (const auto& [name, count] : result_.unmapped) {
       if (++shown > 5) break;
-      names += (names.empty() ? "" : ", ") + ("\"" + name.substr(0, 40) + "\"");
+      names += (names.empty() ? "" : ", ") + Excerpt(name);
     }
     throw Error((files_.size() == 1 ? files_.front().place : "the files") +
                 ": nothing was timed that costs are made of, such as PP:0F3, attn(F) or F s0 m3" +

@@ -8,9 +8,11 @@
 #include "compiler/plan/error.h"
 #include "compiler/plan/memory_limit.h"
 #include "compiler/plan/spec.h"
+#include "compiler/plan/text.h"
 #include "schedules/report.h"
 #include "tools/cli/exit.h"
 #include "tools/report/report.h"
+#include "tools/report/text.h"
 
 namespace contraflow {
 namespace {
@@ -195,32 +197,11 @@ class Judgement {
   std::vector<LimitResult> results_;
 };
 
-/// Text of an XML attribute or element. What XML cannot hold becomes "?".
-std::string Xml(std::string_view text) {
-  const int last = ValidUtf8(text) ? 0xFF : 0x7F;
-  std::string escaped;
-  for (const char c : text) {
-    switch (c) {
-      case '&':
-        escaped += "&amp;";
-        break;
-      case '<':
-        escaped += "&lt;";
-        break;
-      case '>':
-        escaped += "&gt;";
-        break;
-      case '"':
-        escaped += "&quot;";
-        break;
-      case '\n':
-        escaped += "&#10;";
-        break;
-      default: {
-        const auto byte = static_cast<unsigned char>(c);
-        escaped += byte < 0x20 || byte > last ? '?' : c;
-      }
-    }
+/// Text of an XML attribute, whose lines stay apart.
+std::string Attribute(std::string_view text) {
+  std::string escaped = EscapeMarkup(text);
+  for (size_t at = 0; (at = escaped.find('\n', at)) != std::string::npos;) {
+    escaped.replace(at, 1, "&#10;");
   }
   return escaped;
 }
@@ -228,7 +209,7 @@ std::string Xml(std::string_view text) {
 /// The value of a workflow command or, more is escaped there, of a property of one.
 std::string Command(std::string_view text, bool property) {
   std::string escaped;
-  for (const char c : text) {
+  for (const char c : PlainText(text)) {
     const std::string_view special = property ? "%\r\n:," : "%\r\n";
     if (special.find(c) == std::string_view::npos) {
       escaped += c;
@@ -374,14 +355,14 @@ std::string WriteJunit(const std::vector<Verdict>& verdicts) {
   for (const Verdict& verdict : verdicts) {
     tests += verdict.results.size();
     failures += broken(verdict);
-    const std::string plan = Xml(verdict.plan);
+    const std::string plan = Attribute(verdict.plan);
     suites += "  <testsuite name=\"" + plan + "\"" +
               counts(verdict.results.size(), broken(verdict)) + ">\n";
     for (const LimitResult& result : verdict.results) {
-      suites += "    <testcase classname=\"" + plan + "\" name=\"" + Xml(result.limit) + "\"";
+      suites += "    <testcase classname=\"" + plan + "\" name=\"" + result.limit + "\"";
       suites += result.broken.empty()
                     ? "/>\n"
-                    : "><failure message=\"" + Xml(result.broken) + "\"/></testcase>\n";
+                    : "><failure message=\"" + Attribute(result.broken) + "\"/></testcase>\n";
     }
     suites += "  </testsuite>\n";
   }

@@ -40,7 +40,7 @@ void ProgressLine::Show() {
   for (int seconds = 1; !ended_.wait_for(lock, std::chrono::seconds(1), [this] { return end_; });
        ++seconds) {
     const std::string time = ": " + std::to_string(seconds) + " s";
-    std::string what = what_;
+    std::string what = Legible(what_);
     // On a terminal one line only: of what goes on in the next, a later one would leave the first.
     if (const std::optional<int> width = TerminalWidth(STDERR_FILENO)) {
       const auto most = static_cast<size_t>(*width) - 1 - time.size();

@@ -63,6 +63,24 @@ std::string FormatTable(const Table& table, std::optional<int> width) {
   return out;
 }
 
+std::string EscapeMarkup(std::string_view text) {
+  std::string out;
+  for (const char c : PlainText(text)) {
+    if (c == '&') {
+      out += "&amp;";
+    } else if (c == '<') {
+      out += "&lt;";
+    } else if (c == '>') {
+      out += "&gt;";
+    } else if (c == '"') {
+      out += "&quot;";
+    } else {
+      out += c;
+    }
+  }
+  return out;
+}
+
 namespace {
 
 using Strings = std::vector<std::string>;

@@ -2,6 +2,7 @@
 
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "compiler/plan/text.h"
@@ -21,6 +22,9 @@ struct Table {
 /// UTF-8 text aligns. Columns that are too many for the width follow below, each time behind the
 /// first.
 std::string FormatTable(const Table& table, std::optional<int> width = OutputWidth());
+
+/// Text for XML, SVG and HTML: plain, with & < > and quotes as entities.
+std::string EscapeMarkup(std::string_view text);
 
 /// "+6.25 %"; "" where there is no change, or nothing to measure it by.
 std::string FormatChange(int64_t was, int64_t is);

@@ -4,6 +4,7 @@
 
 #include <doctest/doctest.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <csignal>
@@ -19,6 +20,7 @@
 #include <vector>
 
 #include "tests/runtime/checkpoint/support.h"
+#include "tests/support/failure.h"
 #include "tests/support/sanitized.h"
 
 namespace contraflow::memory_test {
@@ -145,6 +147,44 @@ TEST_SUITE("unit") {
       fs::remove_all(nodes.Memory(1));
       CHECK(nodes.Train(0) == All("0"));
     }
+  }
+
+  TEST_CASE("memory: a folder that somebody else can write is refused before it is read") {
+    const auto refused = [](Nodes& nodes) {
+      PipePeers alone(1);
+      alone.Become(0);
+      return Failure([&] { MemoryCheckpoints(nodes.Memory(0), "training", alone, {}); });
+    };
+    Nodes nodes;
+    const fs::path memory = nodes.Memory(0), training = memory / "training";
+    CHECK(nodes.Train(1) == All("0"));
+    CHECK(fs::status(memory).permissions() == fs::perms::owner_all);
+    CHECK(fs::status(training).permissions() == fs::perms::owner_all);
+    for (const fs::path& folder : {memory, training}) {
+      for (const fs::perms more : {fs::perms::group_write, fs::perms::others_write}) {
+        fs::permissions(folder, more, fs::perm_options::add);
+        CHECK(refused(nodes) == folder.string() +
+                                    ": others may write there; chmod go-w it, or name another "
+                                    "folder for `memory_checkpoint`");
+        fs::permissions(folder, more, fs::perm_options::remove);
+      }
+      if (geteuid() != 0) continue;
+      CHECK(chown(folder.c_str(), 65534, 65534) == 0);
+      const std::string foreign =
+          ": belongs to another user (65534); name a folder of your own for "
+          "`memory_checkpoint`";
+      CHECK(refused(nodes) == folder.string() + foreign);
+      CHECK(chown(folder.c_str(), 0, 0) == 0);
+      // A link of somebody else's to a folder of ours, which he can turn to another.
+      fs::rename(folder, nodes.folder.root / "behind");
+      fs::create_symlink(nodes.folder.root / "behind", folder);
+      CHECK(refused(nodes) == "accepted");
+      CHECK(lchown(folder.c_str(), 65534, 65534) == 0);
+      CHECK(refused(nodes) == folder.string() + foreign);
+      fs::remove(folder);
+      fs::rename(nodes.folder.root / "behind", folder);
+    }
+    CHECK(nodes.Train(2) == All("1"));
   }
 
   TEST_CASE("memory: nodes of other sizes") {

@@ -244,6 +244,47 @@ TEST_SUITE("cli") {
     }
   }
 
+#ifndef __SANITIZE_ADDRESS__
+#ifndef __SANITIZE_THREAD__
+  TEST_CASE("contraflow-run: too little address space is an error and no wait") {
+    const PlanFolder folder;
+    const std::string run = folder.PlanFile("1f1b", 4, 8) + " --model tiny --steps 1";
+    for (const char* const limit : {"250000", "400000", "560000"}) {
+      CAPTURE(limit);
+      const Outcome outcome =
+          RunTool(folder, run, std::string("ulimit -v ") + limit + "; timeout 30 ");
+      CHECK(outcome.code == 1);
+      CHECK(outcome.err.starts_with("contraflow-run: error: out of memory: "));
+    }
+    CHECK(RunTool(folder, run, "ulimit -v 2000000; timeout 30 ").code == 0);
+  }
+#endif
+#endif
+
+  TEST_CASE("contraflow-run: names of files stay on their line and steer no terminal") {
+    const PlanFolder folder;
+    const std::string plan = folder.PlanFile("1f1b", 2, 2),
+                      odd = folder.File("a\n::warning ::\x1B[2J");
+    fs::rename(plan, odd);
+    const auto check = [&](const std::string& arguments, int code) {
+      CAPTURE(arguments);
+      const Outcome run = RunTool(folder, arguments);
+      CHECK(run.code == code);
+      for (const std::string& text : {run.out, run.err}) {
+        CHECK(text.find("\n::warning") == std::string::npos);
+        CHECK(text.find('\x1B') == std::string::npos);
+      }
+      CHECK((run.out + run.err).find(R"(a\n::warning ::\u001b[2J)") != std::string::npos);
+    };
+    const auto quoted = [](const std::string& name) { return " '" + name + "' "; };
+    check(quoted(odd + ".none"), 1);
+    check(quoted(odd) + "--model tiny --steps 1 --data" + quoted(odd), 0);
+    check(quoted(odd) + "--model" + quoted(odd), 1);
+    check(quoted(odd) + "--stages" + quoted(odd), 1);
+    check(quoted(odd) + "--model tiny --steps 1 --calibrate=" + quoted(odd).substr(1), 1);
+    check(quoted(odd) + "--model tiny --steps 1 --checkpoint" + quoted(odd), 1);
+  }
+
   TEST_CASE("contraflow-run: errors and their exit codes") {
     const PlanFolder folder;
     const std::string plan = folder.PlanFile("1f1b", 2, 4);

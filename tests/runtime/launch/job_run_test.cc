@@ -183,7 +183,14 @@ TEST_SUITE("jobs") {
                         {"MASTER_PORT", std::to_string(FreePort())},
                         {"SLURM_STEP_NODELIST", "elsewhere[7-9]"},
                         {"CONTRAFLOW_SECRET", "known to this job alone"}};
-    CheckSame(CheckJob(spec), TrainWithThreads(words));
+    const Trained expected = TrainWithThreads(words);
+    CheckSame(CheckJob(spec), expected);
+    // On one node without either, whatever its name.
+    spec.environment = {{"SLURM_STEP_NODELIST", "node-17"}, {"SLURM_STEP_NUM_NODES", "1"}};
+    CheckSame(CheckJob(spec), expected);
+    // An address of nobody, as of a host whose name is another machine's.
+    spec.environment["MASTER_ADDR"] = "192.0.2.1";
+    CheckSame(CheckJob(spec), expected);
   }
 
   TEST_CASE("torchrun: however the processes stand for the devices") {

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "compiler/files/json.h"
 #include "compiler/plan/error.h"
 #include "tests/support/failure.h"
 
@@ -119,6 +120,22 @@ TEST_SUITE("unit") {
     CHECK(Read(With(kSrun, {{"SLURM_STEP_ID", "4294967290"}})).master_port >= 1024);
   }
 
+  TEST_CASE("world: whether all are on one machine") {
+    CHECK_FALSE(Read({}).one_machine);
+    CHECK_FALSE(Read(kTorchrun).one_machine);
+    CHECK(Read(With(kTorchrun, {{"LOCAL_WORLD_SIZE", "8"}})).one_machine);
+    CHECK_FALSE(Read(With(kTorchrun, {{"LOCAL_WORLD_SIZE", "4"}})).one_machine);
+    CHECK_FALSE(Read(With(kMpirun, {{"OMPI_COMM_WORLD_LOCAL_SIZE", "3"}})).one_machine);
+    CHECK(Read(With(kMpirun, {{"OMPI_COMM_WORLD_LOCAL_SIZE", "4"}})).one_machine);
+    CHECK_FALSE(Read(kSrun).one_machine);
+    CHECK(Read(With(kSrun, {{"SLURM_NNODES", "1"}})).one_machine);
+    // A step may have fewer nodes than its job.
+    const Variables job = With(kSrun, {{"SLURM_NNODES", "4"}});
+    CHECK_FALSE(Read(job).one_machine);
+    CHECK(Read(With(job, {{"SLURM_STEP_NUM_NODES", "1"}})).one_machine);
+    CHECK_FALSE(Read(With(job, {{"SLURM_STEP_NUM_NODES", "2"}})).one_machine);
+  }
+
   TEST_CASE("world: several launchers at once") {
     CHECK(Read(With(With(kSrun, kMpirun), kTorchrun)).launcher == Launcher::kTorchrun);
     CHECK(Read(With(kSrun, kMpirun)).launcher == Launcher::kMpirun);
@@ -200,7 +217,7 @@ TEST_SUITE("unit") {
           CAPTURE(text);
           const std::string failure = Failure([&] { Read(With(launcher, {{name, text}})); });
           CHECK(failure.find(name + ": must be a number from ") == 0);
-          CHECK(failure.find("is \"" + text + "\"") != std::string::npos);
+          CHECK(failure.find("is " + Excerpt(text)) != std::string::npos);
         }
       }
     }
@@ -241,7 +258,21 @@ TEST_SUITE("unit") {
              "n[1-2", "-n",     "a b",   "a;b",   "n[1[2]]", "n\xff",   "[]"}) {
       CAPTURE(list);
       CHECK(Failure([&] { FirstHost(list); }) ==
-            "\"" + list + "\" is no list of hosts such as gpu[003-010,12],login1");
+            Excerpt(list) + " is no list of hosts such as gpu[003-010,12],login1");
+    }
+    // However much an environment holds, little of it is shown.
+    const std::string much(100'000, 'x');
+    for (const Variables& more : {Variables{{"MASTER_ADDR", much}},
+                                  {{"RANK", much}},
+                                  {{"WORLD_SIZE", much}},
+                                  {{"MASTER_PORT", much}}}) {
+      CHECK(Failure([&] { Read(With(kTorchrun, more)); }).size() < 200);
+    }
+    CHECK(Failure([&] { Read(With(kSrun, {{"SLURM_JOB_NODELIST", much + "["}})); }).size() < 200);
+    for (const char* const host : {"a\nb", "a\x1B[2J", "a\xC2\x9B", "a\xE2\x80\xAE"}) {
+      CHECK(Failure([&] {
+              Read(With(kTorchrun, {{"MASTER_ADDR", host}}));
+            }) == "MASTER_ADDR: must be a host of at most 255 bytes, is " + Excerpt(host));
     }
   }
 }

@@ -76,6 +76,17 @@ std::string Difference(const Plan& plan, const Model& model, bool strict, std::s
   return "";
 }
 
+/// A device that hangs in one instruction until it is let go.
+class HangingBackend : public HostBackend {
+ public:
+  using HostBackend::HostBackend;
+  void Compute(const Instruction& i) override {
+    while (hangs && i.op == Op::BW) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    HostBackend::Compute(i);
+  }
+  std::atomic<bool> hangs = true;
+};
+
 Plan SimplePlan(const std::string& schedule, int ranks, int microbatches, int data_parallel) {
   Spec spec = MakeSpec(schedule, ranks, microbatches, UniformCosts(3, 4, 2, 1));
   spec.data_parallel = data_parallel;
@@ -83,6 +94,39 @@ Plan SimplePlan(const std::string& schedule, int ranks, int microbatches, int da
 }
 
 TEST_SUITE("unit") {
+  TEST_CASE("threads: a rank that hangs in its own work is told of after the timeout") {
+    const Plan plan = SimplePlan("1f1b", 2, 2, 1);
+    const Dataset dataset = SmallDataset();
+    const Model model = FitModel(SmallModel(2), plan);
+    for (const bool alone : {false, true}) {
+      CAPTURE(alone);
+      // Where the other waits for a message, it gives up first.
+      const std::chrono::milliseconds timeout(200);
+      ThreadNetwork network(2, 1, 1, {.timeout = alone ? std::chrono::hours(1) : timeout});
+      HostBackend first(plan, model, dataset, 7, {0, 0, 0}, network.At({0, 0, 0}));
+      HangingBackend second(plan, model, dataset, 7, {0, 0, 1}, network.At({0, 0, 1}));
+      const std::vector<Worker> workers = {{{0, 0, 0}, &first, &network.At({0, 0, 0})},
+                                           {{0, 0, 1}, &second, &network.At({0, 0, 1})}};
+      std::string told;
+      ThreadNetwork::Options options = {.timeout = timeout};
+      options.stuck = [&](const std::exception_ptr& error) {
+        told = Failure([&] { std::rethrow_exception(error); });
+        second.hangs = false;
+      };
+      Launch launch(plan, workers, options);
+      const std::string error = Failure([&] { launch.Step(1); });
+      const std::string silent = "no rank has made progress for 0.2 s";
+      if (alone) {
+        CHECK(error == "accepted");
+        CHECK(told.starts_with(silent + ": rank "));
+        CHECK(told.ends_with("; allow more time with `timeout`"));
+      } else {
+        CHECK(told == error);
+        CHECK(told.find(silent) != std::string::npos);
+      }
+    }
+  }
+
   TEST_CASE("wire transport: a training equals that of threads bit for bit") {
     for (const bool strict : {false, true}) {
       CAPTURE(strict);

@@ -25,7 +25,7 @@ Beat TakeBeat(ByteReader* bytes, int size) {
   beat.step = bytes->Take<int32_t>();
   beat.waits_for = bytes->Take<int32_t>();
   beat.age_ms = bytes->Take<uint32_t>();
-  beat.position = PlainText(Cut(bytes->TakeText()));
+  beat.position = Cut(PlainText(bytes->TakeText()));
   if (beat.waits_for < -1 || beat.waits_for >= size) throw Error("names a process there is not");
   return beat;
 }
@@ -47,7 +47,7 @@ Fault TakeFaultBytes(ByteReader* bytes, int size) {
   fault.process = bytes->Take<int32_t>();
   fault.about = bytes->Take<int32_t>();
   fault.seen = bytes->Take<uint8_t>() != 0;
-  fault.text = PlainText(Cut(bytes->TakeText()));
+  fault.text = Cut(PlainText(bytes->TakeText()));
   const bool known = kind >= 0 && kind <= static_cast<int>(FaultKind::kJob) && fault.process >= 0 &&
                      fault.process < size && fault.about >= -1 && fault.about < size;
   if (!known) throw Error("tells of a fault there is not");

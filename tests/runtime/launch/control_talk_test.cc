@@ -249,7 +249,7 @@ TEST_SUITE("unit") {
     SendTalk(job.membership(1).links[0], Watch::kFault,
              BytesOf({FaultKind::kError, 1, -1, false, text}));
     job.Run([](int, Control& control, Progress&) { WaitForStop(control); });
-    CHECK(job.Report().starts_with("contraflow-run: error: rank 1: a?[2Jb\n    c?xxx"));
+    CHECK(job.Report().starts_with("contraflow-run: error: rank 1: a\\u001b[2Jb\n    c\\u007fxxx"));
     CHECK(job.Report().size() < 20'000);
   }
 

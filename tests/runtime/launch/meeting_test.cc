@@ -356,7 +356,7 @@ TEST_SUITE("unit") {
     ask.address = door.address();
     CHECK(Failure([&] { AskJob(ask); }) == "the job has not begun");
     door.Serve([] { return std::string("step 3\n\x1b[2J"); });
-    CHECK(AskJob(ask) == "step 3\n?[2J");
+    CHECK(AskJob(ask) == "step 3\n\\u001b[2J");
     ask.secret = "another";
     CHECK(Has(Failure([&] { AskJob(ask); }), "does not know the secret of this job"));
     // Who comes too late to train is told.

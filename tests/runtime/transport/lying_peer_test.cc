@@ -386,7 +386,7 @@ TEST_SUITE("unit") {
     }
     Script other = host;
     other.insert(other.begin() + 1, WordBytes(Word::kFailed, "no\x1b[1m"));
-    CHECK(GuestSays(other, "", kHonest) == "no?[1m");
+    CHECK(GuestSays(other, "", kHonest) == "no\\u001b[1m");
     other[1] = WordBytes(Word::kStatus, "step 1");
     std::atomic<int> accepted = 0;
     Tell(Lies(100), 32, [&](int i) {

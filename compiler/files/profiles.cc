@@ -36,9 +36,13 @@ std::vector<std::string> ProfileFolders() {
     folders.emplace_back(own);
   }
   const fs::path binary = ThisBinary();
+  std::error_code none;  // What cannot be looked at is not there.
   folders.push_back(binary.parent_path() / CF_PROFILES_FROM_PROGRAM);
   folders.push_back(binary.parent_path() / "profiles");
-  if (binary.string().starts_with(CF_BUILD "/")) folders.emplace_back(CF_SOURCE_PROFILES);
+  // A build tree has a link to those of its sources.
+  for (fs::path at = binary.parent_path(); at.has_relative_path(); at = at.parent_path()) {
+    if (fs::exists(at / "CMakeCache.txt", none)) folders.push_back(at / "profiles");
+  }
   folders.emplace_back(CF_INSTALLED_PROFILES);
   return folders;
 }

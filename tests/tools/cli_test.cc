@@ -95,6 +95,20 @@ TEST_CASE("every command has a transcript and a help whose example runs") {
   CHECK(commands == 16);
 }
 
+#ifdef NDEBUG  // debug information has folders
+TEST_CASE("no program says in which folder it was built") {
+  const std::string sources = fs::path(CF_TEST_DIR).parent_path().string() + "/";
+  for (const char* const program : {"/contraflow", "/contraflow-run"}) {
+    const std::string path = CF_TOOLS_DIR + std::string(program);
+    if (!fs::exists(path)) continue;
+    const std::string bytes = ReadText(path);
+    const size_t at = bytes.find(sources);
+    CHECK_MESSAGE(at == std::string::npos,
+                  program << ": " << bytes.c_str() + std::min(at, bytes.size()));
+  }
+}
+#endif
+
 TEST_CASE("the driver sees a wrong line or stream or exit code") {
   CHECK(Run("$ echo one\none\n", TranscriptStyle::kGolden) == "");
   CHECK(Run("$ echo one\ntwo\n", TranscriptStyle::kGolden) ==

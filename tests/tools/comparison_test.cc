@@ -160,6 +160,10 @@ TEST_SUITE("unit") {
     const std::string text = SweepText(points, true);
     CHECK(text.find("           16   5.88 %") != std::string::npos);
     CHECK(text.find("  time  bubble    take\n") != std::string::npos);
+    points.resize(1);
+    points[0].rows[1].fits = false;
+    CHECK(SweepText(points, true).find("\nfit nowhere: zb-1p\n") != std::string::npos);
+    CHECK(SweepText(points, true).find("  zb-1p") == std::string::npos);
     // Bytes of a micro-batch, but not those of a model; messages by bandwidth, but not latency.
     flags.costs = {};
     flags.costs.text = R"({"unit": "ms", "stage": {"f": 4, "b": 4, "w": 4, "step": 2},

@@ -199,6 +199,12 @@ std::string SweepText(std::span<const Point> points, bool costs_given) {
     table.rows.push_back(std::move(cells));
     advices += "advice for " + PointName(point, limited) + ": " + AdviceLines(advice);
   }
+  std::string nowhere;
+  for (const CompareRow& row : points.front().rows) {
+    if (std::ranges::count(names, row.schedule) > 0) continue;
+    nowhere += (nowhere.empty() ? "fit nowhere: " : ", ") + row.schedule;
+  }
+  if (!nowhere.empty()) nowhere += "\n";
   CompareRequest head = request;
   if (limited) {
     head.memory_limit.clear();
@@ -207,7 +213,7 @@ std::string SweepText(std::span<const Point> points, bool costs_given) {
   const bool kept = request.global_batch > 0;
   return ComparedHead(head, costs_given, false) + "\nMakespans" +
          (kept ? ", times of the whole batch" : "") + ":\n" + FormatTable(table) +
-         "\nBubbles, as a share of all ranks' time:\n" + FormatTable(ratios) + "\n" +
+         "\nBubbles, as a share of all ranks' time:\n" + FormatTable(ratios) + nowhere + "\n" +
          NoteOnPairs(request, points.front().rows) + advices +
          "\n-: does not fit. time, bubble, gap: those of the schedule to take.\n"
          "gap: how far its makespan is above a proven lower bound on any order of its\n"

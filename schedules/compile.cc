@@ -197,6 +197,17 @@ void CheckPart(const Spec& spec, Level level) {
 
 }  // namespace
 
+std::string ScheduleName(const std::string& spelling) {
+  std::string plain = Plain(spelling);
+  if (plain.starts_with("schedule")) plain.erase(0, 8);  // PyTorch's class, ScheduleGPipe
+  if (plain == "zbvzerobubble") plain = "zbv";
+  if (plain == "interleaved") plain = "interleaved1f1b";
+  for (const Schedule* schedule : Schedules()) {
+    if (Plain(schedule->name) == plain) return std::string(schedule->name);
+  }
+  return spelling;
+}
+
 Plan Compile(Spec spec, const CompileOptions& options) {
   FindSchedule(spec.schedule);
   CheckSpec(spec);

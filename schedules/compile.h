@@ -26,6 +26,10 @@ struct CompileOptions {
   bool any_device = false;
 };
 
+/// The name of the schedule that papers and PyTorch spell so: "DualPipe", "zb_v", "ZBVZeroBubble",
+/// "Interleaved1F1B". Returns any other text as it is.
+std::string ScheduleName(const std::string& spelling);
+
 /// The plan of a spec: generated, held against Spec::memory_limit, lowered to the level, and proven
 /// after every pass. Costs with "moe" and no stages get their chunk costs first
 /// (DeriveChunkCosts). The costs that were used are in the plan, those of a searched schedule for

@@ -9,6 +9,7 @@
 #include "compiler/plan/error.h"
 #include "compiler/plan/memory_limit.h"
 #include "compiler/simulate/simulate.h"
+#include "schedules/compile.h"
 #include "schedules/made_plans.h"
 #include "schedules/partition/partition.h"
 #include "schedules/published/rows.h"
@@ -39,8 +40,8 @@ const Schedule& FindSchedule(const std::string& name) {
   std::string known;
   for (const std::string& other : names) known += (known.empty() ? "" : ", ") + other;
   const std::string shown = name.substr(0, 64);
-  throw Error("unknown schedule \"" + shown + "\"" + DidYouMean(shown, names) + "; schedules are " +
-              known);
+  throw Error("unknown schedule \"" + shown + "\"" + DidYouMean(ScheduleName(shown), names) +
+              "; schedules are " + known);
 }
 
 namespace {

@@ -399,6 +399,9 @@ CostModel Read(const JsonCursor& root, bool may_derive, CostMending* mending) {
   if (root.IsObject() && root.Optional("format")) {
     root.Fail("is not a cost file: it has a \"format\", as plans do");
   }
+  if (root.IsObject() && (root.Optional("model_type") || root.Optional("architectures"))) {
+    root.Fail("is a model, not a cost file; make one with \"contraflow costs init --hf CONFIG\"");
+  }
   root.Keys(
       "an object, the costs",
       {"unit", "source", "parallel", "gpu", "tokens", "stage", "stages", "layers", "partition",

@@ -459,7 +459,7 @@ void CheckCosts(const CostModel& costs, int stages, int microbatches, std::strin
   if (costs.stages.size() != 1 && costs.stages.size() != static_cast<size_t>(stages)) {
     fail("/stages: lists " + std::to_string(costs.stages.size()) + " stages, this schedule has " +
          std::to_string(stages) + "; give \"stage\" (every stage alike) or \"stages\" with " +
-         std::to_string(stages) + " entries");
+         std::to_string(stages) + " entries, or compile with `partition` even");
   }
   if (costs.shares.size() > 1 && costs.shares.size() != static_cast<size_t>(stages)) {
     fail("/stages: lists the layers of " + std::to_string(costs.shares.size()) +

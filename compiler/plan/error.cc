@@ -1,6 +1,7 @@
 #include "compiler/plan/error.h"
 
 #include <algorithm>
+#include <cctype>
 #include <iterator>
 #include <numeric>
 #include <vector>
@@ -24,6 +25,14 @@ int EditDistance(std::string_view a, std::string_view b) {
   return row[b.size()];
 }
 
+bool IsDigit(char c) { return std::isdigit(static_cast<unsigned char>(c)) != 0; }
+
+std::string Digits(std::string_view name) {
+  std::string digits;
+  std::copy_if(name.begin(), name.end(), std::back_inserter(digits), IsDigit);
+  return digits;
+}
+
 }  // namespace
 
 void AssertFailed(const char* condition, const char* file, int line) {
@@ -38,12 +47,18 @@ void AssertFailed(const char* condition, const char* file, int line) {
 void NearestName::Try(std::string_view known) {
   // "--out" is many edits away from "--output", and yet it is clear what is meant.
   constexpr size_t kClear = 4;
-  const bool begun = name_.size() >= kClear && known.starts_with(name_);
-  const int distance = begun ? 0 : EditDistance(name_, known);
-  if (distance >= distance_ || distance >= std::ssize(known) || distance >= std::ssize(name_))
+  const bool begun = name_.size() >= kClear && known.size() > name_.size() &&
+                     known.starts_with(name_) && !IsDigit(known[name_.size()]);
+  // Other digits are another version, size or speed, and no slip of the hand.
+  if (!begun && Digits(name_) != Digits(known)) return;
+  // All options agree in their dashes.
+  const size_t dashes = name_.starts_with("--") && known.starts_with("--") ? 2 : 0;
+  const std::string_view name = name_.substr(dashes), other = known.substr(dashes);
+  const int distance = begun ? 0 : EditDistance(name, other);
+  if (distance >= distance_ || distance >= std::ssize(other) || distance >= std::ssize(name))
     return;
   // Half of it or more has to be there.
-  if (2 * distance > std::max(std::ssize(known), std::ssize(name_))) return;
+  if (2 * distance > std::max(std::ssize(other), std::ssize(name))) return;
   best_ = known;
   distance_ = distance;
 }

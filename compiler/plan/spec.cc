@@ -10,6 +10,7 @@
 #include "compiler/plan/error.h"
 #include "compiler/plan/memory_limit.h"
 #include "compiler/plan/plan.h"
+#include "compiler/plan/units.h"
 
 namespace contraflow {
 namespace {
@@ -58,7 +59,8 @@ Amount ReadAmount(const std::string& text, const std::string& flag, const std::s
   if (flaw != std::errc() || !std::isfinite(value)) fail(form);
   constexpr std::pair<std::string_view, double> kByteUnits[] = {
       {"", 1},      {"B", 1},        {"kB", 1e3},     {"MB", 1e6},     {"GB", 1e9},
-      {"TB", 1e12}, {"KiB", 0x1p10}, {"MiB", 0x1p20}, {"GiB", 0x1p30}, {"TiB", 0x1p40}};
+      {"TB", 1e12}, {"KiB", 0x1p10}, {"MiB", 0x1p20}, {"GiB", 0x1p30}, {"TiB", 0x1p40},
+      {"KB", 1e3},  {"K", 1e3},      {"M", 1e6},      {"G", 1e9},      {"T", 1e12}};
   const std::string_view name(at, static_cast<size_t>(end - at));
   const auto unit = std::find_if(std::begin(kByteUnits), std::end(kByteUnits),
                                  [&](const auto& known) { return known.first == name; });
@@ -298,8 +300,13 @@ int64_t ParseMemoryLimit(const std::string& text, const Spec& spec, int stages) 
   const char* const begin = text.data();
   const char* const end = begin + text.size();
   if (text.empty() || text.back() != 'x') {
+    const bool bytes = CountsBytes(spec.costs);
+    if (LacksUnit(text, spec.costs)) {
+      FailLimit(text, "needs a unit (did you mean \"" + text + "x\"" +
+                          (bytes ? " or \"" + text + "GB\"" : "") + "?)");
+    }
     const Amount amount = ReadAmount(text, "`memory_limit`", kForm);
-    if (CountsBytes(spec.costs)) return amount.value;
+    if (bytes) return amount.value;
     const int64_t all = int64_t{stages} * spec.microbatches;
     if (amount.unit || (amount.value > all && amount.value > kManyActivations)) {
       FailLimit(text,

@@ -1,9 +1,18 @@
 #include "compiler/plan/text.h"
 
 #include <algorithm>
+#include <cctype>
 #include <cstdio>
 
 namespace contraflow {
+
+std::string Plain(std::string_view name) {
+  std::string plain;
+  for (const unsigned char c : name) {
+    if (std::isalnum(c) != 0) plain += static_cast<char>(std::tolower(c));
+  }
+  return plain;
+}
 
 std::string FormatPercent(double ratio) {
   // What is not nothing does not read so: a gap of nothing is a proof.

@@ -12,6 +12,9 @@ namespace contraflow {
 /// "6.67 %"; two digits, so that figures compare at a glance. What is above 0 never reads as 0.
 std::string FormatPercent(double ratio);
 
+/// Small letters and digits alone, for names that have several spellings.
+std::string Plain(std::string_view name);
+
 /// "1,234,567"
 std::string FormatCount(int64_t count);
 

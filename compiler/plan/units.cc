@@ -6,6 +6,7 @@
 #include <cstdlib>
 
 #include "compiler/plan/error.h"
+#include "compiler/plan/memory_limit.h"
 #include "compiler/plan/spec.h"
 #include "compiler/plan/text.h"
 
@@ -69,9 +70,20 @@ Time ToTicks(const GivenTime& given, Unit unit, const std::string& place) {
   return ToTicks(given.value, given.unit.value_or(unit), place);
 }
 
+bool LacksUnit(const std::string& text, const CostModel& costs) {
+  if (text.empty() || text.size() > 6 || text.find_first_not_of("0123456789.") < text.size()) {
+    return false;
+  }
+  int64_t largest = MemoryLimit(costs).largest();
+  for (const LayerCost& layer : costs.layers) largest = std::max(largest, layer.activation_bytes);
+  if (text.find('.') != std::string::npos) return true;
+  return text != "0" && std::stoll(text) <= largest / 1000;
+}
+
 double ParseBandwidth(const std::string& text, Unit unit) {
   constexpr std::string_view kPerSecond = "/s";
-  if (!text.ends_with(kPerSecond)) {
+  // Without its B, "25G/s" is of bits elsewhere.
+  if (!text.ends_with(kPerSecond) || text.find_last_of("KMGT") + 3 == text.size()) {
     throw Error("must be a bandwidth such as 25GB/s, is " + Quoted(text));
   }
   if (unit == Unit::kUnit) {

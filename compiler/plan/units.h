@@ -24,6 +24,10 @@ GivenTime ParseGivenTime(std::string_view text);
 /// where the costs are in the abstract one.
 Time ToTicks(const GivenTime& given, Unit unit, const std::string& place);
 
+/// True for a short number, "0.6" or "80", that cannot be meant as bytes: it has a point, or an
+/// activation of these costs has a thousand times as many.
+bool LacksUnit(const std::string& text, const CostModel& costs);
+
 /// Reads "25GB/s" as bytes per unit of time. Throws Error, also where that is the abstract one.
 double ParseBandwidth(const std::string& text, Unit unit);
 

@@ -226,6 +226,11 @@ Partition PartitionOf(const LayerLayout& layout, const CostModel& costs) {
     }
     partition.push_back(count);
   }
+  for (size_t stage = 0; stage < partition.size(); ++stage) {
+    if (partition[stage] > 0) continue;
+    FailLayout("stage " + std::to_string(stage) +
+               " of the layout has no layer of the costs; every stage needs one");
+  }
   for (const auto& [letter, noun] : {std::pair{'t', "transformer layer"}, {'m', "MTP layer"}}) {
     const auto count = [&, c = letter](const std::string& text) {
       return std::count(text.begin(), text.end(), c);
@@ -237,11 +242,6 @@ Partition PartitionOf(const LayerLayout& layout, const CostModel& costs) {
   if (wanted != layers) {
     FailLayout("the layout has its layers in another order than the costs, E t.. m.. L against " +
                layers.substr(0, 40));
-  }
-  for (size_t stage = 0; stage < partition.size(); ++stage) {
-    if (partition[stage] > 0) continue;
-    FailLayout("stage " + std::to_string(stage) +
-               " of the layout has no layer of the costs; every stage needs one");
   }
   return partition;
 }

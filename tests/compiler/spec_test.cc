@@ -112,7 +112,9 @@ TEST_SUITE("unit") {
         {"80000000000",
          "`memory_limit`: counts activations, since the costs give no \"activation_bytes\", and "
          "there are 160; for bytes, give costs that do, is \"80000000000\""},
-        {"1.5", "`memory_limit`: must be a whole number of activations, is \"1.5\""},
+        {"1.5", "`memory_limit`: needs a unit (did you mean \"1.5x\"?), is \"1.5\""},
+        {"0.3", "`memory_limit`: needs a unit (did you mean \"0.3x\"?), is \"0.3\""},
+        {"1e1", "`memory_limit`: must be a whole number of activations, is \"1e1\""},
         {"+1", form + "\"+1\""},
         {"0", "`memory_limit`: must be positive, is \"0\""},
         {"-1", "`memory_limit`: must be positive, is \"-1\""},
@@ -129,6 +131,27 @@ TEST_SUITE("unit") {
       CAPTURE(row.text);
       CHECK(Failure([&] { ParseMemoryLimit(row.text, Good(), 8); }) == row.message);
     }
+  }
+
+  TEST_CASE("a short number is not taken for bytes where activations have thousands") {
+    Spec spec = Good();
+    spec.costs.memory.emplace().activation_bytes = 8000;
+    CHECK(ParseMemoryLimit("9", spec, 8) == 9);
+    for (const char* few : {"8", "1", "007"}) {
+      CAPTURE(few);
+      CHECK(LacksUnit(few, spec.costs));
+      CHECK(Failure([&] {
+              ParseMemoryLimit(few, spec, 8);
+            }).find("did you mean \"" + std::string(few) + "x\" or") != std::string::npos);
+    }
+    for (const char* enough : {"9", "8B", "8e0", "8GB", "8x"}) {
+      CAPTURE(enough);
+      CHECK_FALSE(LacksUnit(enough, spec.costs));
+    }
+    CHECK(Failure([&] { ParseMemoryLimit("0.6", spec, 8); }).find("\"0.6x\"") != std::string::npos);
+    CHECK(ParseBytes("80G", "") == 80'000'000'000);
+    CHECK(ParseBytes("1.5M", "") == 1'500'000);
+    CHECK_FALSE(LacksUnit("8", Good().costs));
   }
 }
 

@@ -50,6 +50,20 @@ class CompileTest(unittest.TestCase):
         text = cf.compile("1f1b", ranks=8, microbatches=8, costs=model, device_memory="80GB", recompute="0-1")
         self.assertEqual(kept, text)
 
+    def test_schedules_have_any_spelling(self):
+        for spelling, name in {"1F1B": "1f1b", "DualPipe": "dualpipe", "ZBVZeroBubble": "zb-v"}.items():
+            self.assertEqual(cf.compile(spelling, ranks=2, microbatches=4).schedule, name)
+        self.assertEqual(cf.compile("Auto", ranks=2, microbatches=4, budget="1ms").schedule, "auto")
+        with self.assertRaisesRegex(cf.Error, 'unknown schedule "dualpip" .did you mean "dualpipe"'):
+            cf.compile("dualpip", ranks=2, microbatches=4)
+
+    def test_numbers_without_their_unit_are_refused(self):
+        model = dict(ranks=8, microbatches=8, costs="mixtral-8x7b-pp8")
+        with self.assertRaisesRegex(cf.Error, "device_memory: is 80 bytes.* did you mean 80GB"):
+            cf.compile("1f1b", device_memory=80, **model)
+        with self.assertRaisesRegex(cf.Error, 'memory_limit: .*did you mean "0.6x"'):
+            cf.compile("1f1b", memory_limit=0.6, **model)
+
     def test_errors_speak_of_keywords(self):
         wrong = {
             "memory_limit: must be": dict(memory_limit="1q"),

@@ -145,6 +145,18 @@ TEST_CASE("colour: numbers only and every line ends with the default colour") {
   }
 }
 
+TEST_CASE("colour: numbers of the ruler keep their points") {
+  const Plan plan = Make("zb-1p", 2, 4, Costs(0.4, 0.4, 0.2));
+  const auto ruler = [&](bool color) {
+    const std::string grid = DrawGrid(PictureOf(plan), {.width = 90, .color = color});
+    const size_t end = grid.find("\nrank 0");
+    const size_t begin = grid.rfind('\n', end - 1) + 1;
+    return grid.substr(begin, end - begin);
+  };
+  CHECK(ruler(true) == ruler(false));
+  CHECK(ruler(true).find('.') != std::string::npos);
+}
+
 TEST_CASE("an SVG has one titled group for every compute instruction and escapes text") {
   Plan plan = Make("dualpipe-v", 3, 7, Costs(1, 1, 1));
   plan.schedule = "a<b&c";

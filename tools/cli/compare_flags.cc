@@ -3,6 +3,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 
+#include "schedules/compile.h"
 #include "schedules/published/rows.h"
 #include "schedules/registry.h"
 #include "tools/cli/exit.h"
@@ -61,7 +62,7 @@ std::vector<std::string> SchedulesOf(const CompareFlags& flags) {
   std::vector<std::string> names;
   for (size_t begin = 0; begin < flags.schedules.size();) {
     const size_t end = std::min(flags.schedules.find(',', begin), flags.schedules.size());
-    const std::string name = flags.schedules.substr(begin, end - begin);
+    const std::string name = ScheduleName(flags.schedules.substr(begin, end - begin));
     names.emplace_back(ReadOption([&] { return FindSchedule(name).name; }));
     begin = end + 1;
   }

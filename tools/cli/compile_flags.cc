@@ -38,12 +38,6 @@ Spec SpecOf(const CompileFlags& flags, const CostModel& costs) {
 }
 
 void CheckDevice(const CompileFlags& flags) {
-  const std::vector<std::string> known = {"cpu", "cuda"};
-  if (std::find(known.begin(), known.end(), flags.device) == known.end()) {
-    const std::string shown = flags.device.substr(0, 64);
-    throw UsageError("--device: unknown device \"" + shown + "\"" + DidYouMean(shown, known) +
-                     "; devices are cpu, cuda");
-  }
   if (flags.device == "cuda" && !flags.model) {
     throw UsageError("--device: says what the values of a --model are stored in; give one");
   }
@@ -118,8 +112,15 @@ CostModel CostsOf(const CompileFlags& flags, const Schedule& schedule,
 
 void AddCompileOptions(CLI::App* app, CompileFlags* flags) {
   app->add_option("--schedule", flags->schedule,
-                  "name of a schedule; contraflow list shows them all")
+                  "name of a schedule, in any spelling (DualPipe, zb_v);\ncontraflow list shows "
+                  "them all")
       ->type_name("NAME")
+      ->transform(CLI::Validator(
+          [](std::string& text) {
+            text = ScheduleName(text);
+            return std::string();
+          },
+          ""))
       ->required();
   AddInteger(app, "--ranks", &flags->ranks, "P", "ranks of the pipeline")->required();
   AddInteger(app, "--microbatches", &flags->microbatches, "M",
@@ -138,10 +139,8 @@ void AddCompileOptions(CLI::App* app, CompileFlags* flags) {
   AddNumber(app, "--capacity", &flags->capacity, "X",
             "each expert takes at most X times its even share of tokens\n"
             "(default: the model's capacity_factor)");
-  app->add_option("--device", flags->device,
-                  "where the plan will run, cpu or cuda; sets the size of the values\nof a --model "
-                  "(default: cpu)")
-      ->type_name("DEVICE");
+  AddChoice(app, "--device", &flags->device, "cpu|cuda",
+            "where the plan will run; sets the size of the values of a --model\n(default: cpu)");
   AddText(app, "--memory-limit", &flags->memory_limit, "BYTES|Nx",
           "most bytes of activations per rank, including what W still needs (a\ncount if the costs "
           "give no bytes), or N times what 1F1B's first\nrank holds of the same model; none: no "

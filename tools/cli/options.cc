@@ -9,7 +9,9 @@
 #include <memory>
 
 #include "compiler/files/file.h"
+#include "compiler/files/json.h"
 #include "compiler/plan/error.h"
+#include "compiler/plan/text.h"
 #include "runtime/model/model.h"
 #include "tools/cli/exit.h"
 #include "tools/cli/terminal.h"
@@ -43,25 +45,57 @@ CLI::Validator IntegerIn(const std::string& name, T low, T high) {
   return {read, ""};
 }
 
+/// "0.1", or "10%", which becomes that.
 CLI::Validator Decimal(const std::string& name) {
-  const auto read = [=](const std::string& text) -> std::string {
-    const char* const end = text.data() + text.size();
+  const auto read = [=](std::string& text) -> std::string {
+    const bool percent = text.ends_with('%');
+    const char* const end = text.data() + (percent ? text.find_last_not_of(" %") + 1 : text.size());
     double value = 0;
     const auto [at, error] = std::from_chars(text.data(), end, value);
     if (at != end || error == std::errc::invalid_argument || !std::isfinite(value)) {
       return "must be a finite number, is " + Quoted(text);
     }
     if (error != std::errc()) throw UsageError(name + ": " + Shown(text) + " is out of range");
+    if (percent) text = FormatReal(value / 100);
     return "";
   };
   return {read, ""};
+}
+
+/// Options, commands and values, and the plain words for them elsewhere.
+constexpr std::pair<std::string_view, std::string_view> kOtherWords[] = {
+    {"--ranks", " pp stages numstages pipelineparallel pipelineparallelsize "},
+    {"--microbatches", " mb nummicrobatches gradientaccumulationsteps "},
+    {"--chunks", " vpp virtualstages "},
+    {"--data-parallel", " dp "},
+    {"--expert-parallel", " ep "},
+    {"--memory-limit", " maxmemory "},
+    {"--device-memory", " gpumemory vram "},
+    {"cuda", " gpu gpus nvidia "},
+    {"contraflow-run", " run train execute "},
+    {"show", " visualize visualise draw plot view "},
+    {"compile", " plan generate "},
+};
+
+/// The hint for a word that is none of `names`.
+std::string Hint(const std::string& word, const std::vector<std::string>& names) {
+  const std::string plain = Plain(word);
+  for (const std::string& name : names) {
+    const auto means = [&](const auto& words) {
+      return words.first == name && words.second.find(" " + plain + " ") != std::string::npos;
+    };
+    if (plain == Plain(name) || std::ranges::any_of(kOtherWords, means)) {
+      return DidYouMean(name, names);
+    }
+  }
+  return DidYouMean(word, names);
 }
 
 CLI::Validator OneOf(const std::string& known) {
   const auto read = [=](const std::string& text) -> std::string {
     const std::vector<std::string> names = CLI::detail::split(known, '|');
     if (std::find(names.begin(), names.end(), text) != names.end()) return "";
-    return "must be " + known + ", is " + Quoted(text) + DidYouMean(Shown(text), names);
+    return "must be " + known + ", is " + Quoted(text) + Hint(Shown(text), names);
   };
   return {read, ""};
 }
@@ -76,7 +110,7 @@ std::string DescribeLeftOver(const CLI::App& app) {
   for (const std::string& word : left) {
     if (word.size() < 2 || word[0] != '-') continue;
     const std::string name = Shown(word.substr(0, word.find('=')));
-    return "unknown option \"" + name + "\"" + DidYouMean(name, names);
+    return "unknown option \"" + name + "\"" + Hint(name, names);
   }
   return left.empty() ? "" : "unexpected argument " + Quoted(left.front());
 }
@@ -84,8 +118,9 @@ std::string DescribeLeftOver(const CLI::App& app) {
 std::string UnknownCommand(const std::string& word, const CLI::App& app) {
   std::vector<std::string> names;
   for (const CLI::App* command : app.get_subcommands(nullptr)) names.push_back(command->get_name());
-  return "unknown command " + Quoted(word) + DidYouMean(Shown(word), names) + "; commands are " +
-         CLI::detail::join(names, ", ");
+  const std::string list = CLI::detail::join(names, ", ");
+  names.emplace_back("contraflow-run");
+  return "unknown command " + Quoted(word) + Hint(Shown(word), names) + "; commands are " + list;
 }
 
 /// `app` is a program without commands, or a command.
@@ -193,12 +228,12 @@ CLI::Option* AddInteger(CLI::App* app, const std::string& name, std::optional<in
 
 CLI::Option* AddNumber(CLI::App* app, const std::string& name, std::optional<double>* field,
                        const std::string& noun, const std::string& help) {
-  return app->add_option(name, *field, help)->type_name(noun)->check(Decimal(name));
+  return app->add_option(name, *field, help)->type_name(noun)->transform(Decimal(name));
 }
 
 CLI::Option* AddNumber(CLI::App* app, const std::string& name, double* field,
                        const std::string& noun, const std::string& help) {
-  return app->add_option(name, *field, help)->type_name(noun)->check(Decimal(name));
+  return app->add_option(name, *field, help)->type_name(noun)->transform(Decimal(name));
 }
 
 CLI::Option* AddTime(CLI::App* app, const std::string& name, std::optional<GivenTime>* field,
@@ -328,6 +363,7 @@ CLI::Option* AddJson(CLI::App* app, bool* field) {
 }
 
 bool Parse(CLI::App* app, const std::vector<std::string>& words) {
+  if (words.size() == 1 && words.front() == "version") return Parse(app, {"--version"});
   try {
     // The parser takes its words from the back.
     app->parse(std::vector<std::string>(words.rbegin(), words.rend()));

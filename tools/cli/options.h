@@ -28,7 +28,7 @@ CLI::Option* AddInteger(CLI::App* app, const std::string& name, int* field, cons
 CLI::Option* AddInteger(CLI::App* app, const std::string& name, std::optional<int64_t>* field,
                         const std::string& noun, const std::string& help);
 
-/// An option that takes a finite decimal number; anything else is a usage error.
+/// An option that takes a finite decimal number, also as in "10%"; anything else is a usage error.
 CLI::Option* AddNumber(CLI::App* app, const std::string& name, std::optional<double>* field,
                        const std::string& noun, const std::string& help);
 CLI::Option* AddNumber(CLI::App* app, const std::string& name, double* field,

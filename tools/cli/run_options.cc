@@ -323,7 +323,7 @@ std::optional<RunOptions> ParseRunOptions(const std::vector<std::string>& words)
   AddChoice(&app, "--completion", &completion, "bash|zsh|fish|man",
             "print what completes options in that shell, or the manual page");
   AddJson(&app, &options.json);
-  app.set_version_flag("--version", "contraflow-run " CF_VERSION, "print the version");
+  app.set_version_flag("-V,--version", "contraflow-run " CF_VERSION, "print the version");
   app.footer(
       "Example: contraflow-run plan.json --steps 20 --check\n\n"
       "Exit codes: 0 success; 1 bad input, or a check failed; 2 bad command line; 70 a bug in\n"

@@ -352,6 +352,10 @@ void ApplyDeviceMemory(const DeviceMemoryOption& option, Spec* spec) {
   }
   if (!option.bytes || *option.bytes == "none") return;
   spec->device_memory = ReadOption([&] { return ParseBytes(*option.bytes, "`device_memory`"); });
+  if (LacksUnit(*option.bytes, costs)) {
+    throw Error("--device-memory: is " + *option.bytes + " bytes; did you mean " + *option.bytes +
+                "GB?");
+  }
   if (!CountsBytes(costs)) {
     throw Error(
         "--device-memory: the costs do not say what activations take; give costs with "

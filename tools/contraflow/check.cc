@@ -189,7 +189,7 @@ std::function<int()> AddCheck(CLI::App* app) {
           "most idle time of any rank in a step, all its gaps together\n(6.2ms, or a number in the "
           "costs' unit)");
   AddNumber(app, "--max-bubble-ratio", &limits->max_bubble_ratio, "X",
-            "bubbles as a share of all ranks' time, 0 to 1");
+            "bubbles as a share of all ranks' time, 0 to 1 or as in 10%");
   AddTime(app, "--max-makespan", &limits->max_makespan, "makespan");
   AddTime(app, "--max-exposed", &limits->max_exposed,
           "exposed all-to-all of a rank (its compute lane is idle)");

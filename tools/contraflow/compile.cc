@@ -1,5 +1,7 @@
 #include "schedules/compile.h"
 
+#include <unistd.h>
+
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
@@ -25,19 +27,8 @@ namespace {
 /// What to compile, and what becomes of it.
 struct CompileCommand : CompileFlags {
   std::string dump_after;
-  std::string output = "-";
+  std::string output;
 };
-
-void CheckPassName(const std::string& name) {
-  std::vector<std::string> known = {"all"};
-  for (const std::string_view pass : PassNames()) known.emplace_back(pass);
-  if (std::find(known.begin(), known.end(), name) != known.end()) return;
-  std::string list;
-  for (const std::string& pass : known) list += (list.empty() ? "" : ", ") + pass;
-  const std::string shown = name.substr(0, 64);
-  throw UsageError("--dump-after: unknown pass \"" + shown + "\"" + DidYouMean(shown, known) +
-                   "; passes are " + list);
-}
 
 /// Throws UsageError if the pass does not run on the way to the level.
 void CheckPassRuns(const std::string& name, Level level) {
@@ -81,7 +72,6 @@ std::string WhatIsLighter(const Spec& spec, const Plan& plan, const CompileOptio
 }
 
 int RunCompile(const CompileCommand& options) {
-  if (!options.dump_after.empty()) CheckPassName(options.dump_after);
   RefuseOverwrite({"--output", options.output}, {{"--costs", options.costs.file.value_or("")},
                                                  {"--model", options.model.value_or("")}});
   CompileRequest request = ResolveCompile(options);
@@ -102,11 +92,16 @@ int RunCompile(const CompileCommand& options) {
   }
   request.options.observer = Dumper(options.dump_after);
   const Plan plan = NamingCosts(options.costs, [&] { return Compile(spec, request.options); });
-  if (options.output == "-") progress.reset();
-  WritePlanFile(options.output, plan);
+  // Thousands of lines are no answer to a person.
+  const bool told = options.output.empty() && isatty(STDOUT_FILENO) == 1;
+  const std::string output = options.output.empty() ? "-" : options.output;
+  if (output == "-") progress.reset();
+  if (!told) WritePlanFile(output, plan);
   progress.reset();
   if (const std::string text = WhatIsLighter(spec, plan, request.options); !text.empty()) Say(text);
-  if (SaysWhatWasDone()) Say(WhatWasMade(plan, spec.costs, options.output));
+  const std::string made = WhatWasMade(plan, spec.costs, output);
+  if (told) Print(made + "\n-o FILE keeps the plan, -o - prints it\n");
+  if (!told && SaysWhatWasDone()) Say(made);
   if (const std::string text = DescribeInterrupt(plan); !text.empty()) Say("contraflow: " + text);
   return kExitFine;
 }
@@ -114,13 +109,11 @@ int RunCompile(const CompileCommand& options) {
 std::function<int()> AddCompile(CLI::App* app) {
   const auto options = std::make_shared<CompileCommand>();
   AddCompileOptions(app, options.get());
-  app->add_option("--dump-after", options->dump_after,
-                  "print the plan to stderr after this pass: comm, component or buffer;\n"
-                  "all: after each")
-      ->type_name("PASS|all");
-  AddText(
-      app, "-o,--output", &options->output, "FILE",
-      "plan file; - is stdout (default), .cbor is binary,\nFOLDER/ is one binary file per rank");
+  AddChoice(app, "--dump-after", &options->dump_after, "comm|component|buffer|all",
+            "print the plan to stderr after this pass; all: after each");
+  AddText(app, "-o,--output", &options->output, "FILE",
+          "plan file; - is stdout (default, but on a terminal only a summary),\n.cbor is binary, "
+          "FOLDER/ is one binary file per rank");
   AddQuiet(app);
   AddVerbose(app,
              "say how far it has come and what was made, also where standard error is no terminal");

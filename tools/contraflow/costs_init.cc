@@ -7,6 +7,7 @@
 #include "compiler/files/json.h"
 #include "tools/cli/exit.h"
 #include "tools/cli/options.h"
+#include "tools/cli/terminal.h"
 #include "tools/contraflow/cmd.h"
 #include "tools/profile/costs_file.h"
 #include "tools/profile/hf_config.h"
@@ -54,6 +55,9 @@ std::string EstimatedCosts(const CostsInitOptions& options) {
   const CostSetup setup = SetupOf(options);
   const std::string place = options.config == "-" ? "standard input" : options.config;
   const ModelShape model = ReadHfConfig(ReadFile(options.config, kMaxHfConfigBytes), place);
+  if (!model.unread.empty()) {
+    Say("contraflow: note: " + place + ": not read, and not in these costs: " + model.unread);
+  }
   return WriteCostsByLayer(model, setup, CostsOf(model, setup));
 }
 

@@ -56,7 +56,7 @@ int Main(std::vector<std::string> words) {
   int code = kExitFine;
   CLI::App app("compile, prove, simulate and draw schedules of pipeline-parallel training",
                "contraflow");
-  app.set_version_flag("--version", "contraflow " CF_VERSION);
+  app.set_version_flag("-V,--version", "contraflow " CF_VERSION);
   app.require_subcommand(1);
   UseHelpFormatter(&app);
   for (const Command* command : kCommands) {

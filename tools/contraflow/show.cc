@@ -10,6 +10,7 @@
 #include "compiler/files/file.h"
 #include "compiler/files/plan_io.h"
 #include "compiler/plan/error.h"
+#include "compiler/plan/text.h"
 #include "compiler/verify/verify.h"
 #include "tools/cli/exit.h"
 #include "tools/cli/options.h"
@@ -35,7 +36,7 @@ struct ShowOptions {
   std::string trace;
   int rank = -1;
   std::optional<GivenTime> from, to;
-  std::string format = "text";
+  std::string format;  // that of the output's name
   std::string color = "auto";
   std::optional<int64_t> width;  // that of the terminal
   std::string output = "-";
@@ -184,7 +185,20 @@ void CheckFlags(const ShowOptions& options) {
   if (options.plans.size() > 1) throw UsageError("--trace: is of one plan; give that one alone");
 }
 
-int Show(const ShowOptions& options) {
+/// Fills in the format by the name of the output, and refuses another one.
+void TakeFormat(ShowOptions* options) {
+  std::string& format = options->format;
+  std::string named = Plain(std::filesystem::path(options->output).extension().string());
+  named = named == "txt" ? "text" : named == "htm" ? "html" : named;
+  if (named != "svg" && named != "html" && named != "text") named.clear();
+  if (format.empty()) format = named.empty() ? "text" : named;
+  if (named.empty() || format == named || (named == "text" && format == "grid")) return;
+  throw UsageError("--format " + format + ": does not go with --output " + options->output +
+                   "; drop one of them");
+}
+
+int Show(ShowOptions options) {
+  TakeFormat(&options);
   CheckFlags(options);
   const NamedFile output = {"--output", options.output};
   for (const std::string& path : options.plans) RefuseOverwrite(output, {{"the plan", path}});
@@ -225,7 +239,7 @@ std::function<int()> AddShow(CLI::App* app) {
   AddTime(app, "--to", &options->to, "only what runs at or before this time");
   AddChoice(app, "--format", &options->format, "text|grid|svg|html",
             "instructions with times, or a drawing; html: a page to zoom into and\nto ask "
-            "(default: text)");
+            "(default: as -o ends, else text)");
   AddChoice(app, "--color", &options->color, "auto|always|never",
             "colour the grid; auto (default): on a terminal, unless NO_COLOR is\nset");
   AddInteger(app, "--width", &options->width, "N",

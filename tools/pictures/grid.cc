@@ -318,7 +318,8 @@ class GridDrawing {
   }
 
   std::vector<Column> LayOut(const Picture::Row& row) const {
-    std::vector<Column> line(static_cast<size_t>(columns_));
+    std::vector<Column> line(static_cast<size_t>(columns_),
+                             Column{style_.color ? " " : ".", kIdle});
     for (const Box& box : row.boxes) {
       const int from = From(box), to = std::min(To(box), columns_);
       if (from >= to) continue;
@@ -373,8 +374,7 @@ class GridDrawing {
       const Column& column = line[static_cast<size_t>(at)];
       if (column.color != color) out += SwitchColor(column.color);
       color = column.color;
-      const bool quiet = style_.color && column.color == kIdle && column.glyph == ".";
-      out += quiet ? " " : column.glyph;
+      out += column.glyph;
     }
     if (color != kIdle) out += SwitchColor(kIdle);
     out.erase(out.find_last_not_of(' ') + 1);

@@ -57,6 +57,7 @@ std::string Heading(const ModelShape& model, const CostSetup& setup, const Model
     }
     text += ")";
   }
+  if (!model.unread.empty()) text += "\n//            (not in these costs: " + model.unread + ")";
   text += "\n// split      tp " + std::to_string(setup.tensor_parallel) + ", ep " +
           std::to_string(setup.expert_parallel) + ", etp " + std::to_string(setup.expert_tensor) +
           ": " + Count(costs.parameters) + " parameters on a device that had all layers" +

@@ -1,8 +1,6 @@
 #include "tools/profile/gpus.h"
 
-#include <algorithm>
 #include <string>
-#include <vector>
 
 #include "compiler/plan/error.h"
 
@@ -69,15 +67,13 @@ const GpuSheet& FindGpu(std::string_view asked) {
   for (char& c : name) {
     if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
   }
-  std::vector<std::string_view> names;
   std::string list;
   for (const GpuSheet& gpu : kGpus) {
     if (gpu.name == name) return gpu;
-    names.push_back(gpu.name);
     list += (list.empty() ? "" : ", ") + std::string(gpu.name);
   }
-  throw Error("unknown GPU \"" + std::string(asked.substr(0, 64)) + "\"" + DidYouMean(name, names) +
-              "; known are: " + list);
+  // No hint: names that differ by a letter are GPUs of another speed.
+  throw Error("unknown GPU \"" + std::string(asked.substr(0, 64)) + "\"; known are: " + list);
 }
 
 }  // namespace contraflow

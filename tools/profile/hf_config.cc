@@ -1,14 +1,17 @@
 #include "tools/profile/hf_config.h"
 
 #include <algorithm>
+#include <cctype>
 #include <iterator>
 #include <optional>
+#include <set>
 #include <span>
 #include <utility>
 #include <vector>
 
 #include "compiler/files/json.h"
 #include "compiler/plan/error.h"
+#include "compiler/plan/text.h"
 
 namespace contraflow {
 namespace {
@@ -50,13 +53,18 @@ struct Default {
 struct Config {
   JsonCursor json;
   std::vector<std::string>* taken;  ///< as ModelShape::defaults
+  std::set<std::string_view>* read;
   std::span<const Default> defaults = {};
 
-  JsonCursor Required(const char* key) const { return json.Required(key); }
+  JsonCursor Required(const char* key) const {
+    read->insert(key);
+    return json.Required(key);
+  }
 };
 
 /// A key that is absent or null has its default.
 std::optional<JsonCursor> Given(const Config& config, const char* key) {
+  config.read->insert(key);
   std::optional<JsonCursor> field = config.json.Optional(key);
   return field && !field->IsNull() ? field : std::nullopt;
 }
@@ -200,6 +208,7 @@ ModelShape Qwen(const Config& config, bool third) {
     model.attention.qkv_bias = true;
   }
   model.dense_width = Count(config, "intermediate_size", kMaxWidth);
+  config.read->insert("sliding_window");
   const bool slides = FlagOr(config, "use_sliding_window", false);
   const int64_t first =
       slides ? CountOr(config, "max_window_layers", kMostLayers, 28, 0) : kMostLayers;
@@ -241,6 +250,8 @@ ModelShape Qwen3Moe(const Config& config) {
 
 AttentionDims LatentAttention(const Config& config) {
   AttentionDims attention;
+  // Copies of what the latents give.
+  config.read->insert({"num_key_value_heads", "head_dim", "qk_head_dim"});
   attention.heads = attention.kv_heads = Count(config, "num_attention_heads", kMaxHeads);
   attention.rope_dim = Count(config, "qk_rope_head_dim", kMaxWidth);
   attention.head_dim = attention.rope_dim + Count(config, "qk_nope_head_dim", kMaxWidth);
@@ -293,7 +304,7 @@ constexpr Default kGemma3Defaults[] = {
 };
 
 ModelShape Gemma3Text(const Config& config) {
-  const Config text{config.json, config.taken, kGemma3Defaults};
+  const Config text{config.json, config.taken, config.read, kGemma3Defaults};
   ModelShape model = Gemma(text, CountOr(text, "sliding_window_pattern", kMostLayers, 6));
   model.attention.head_norms = true;
   return model;
@@ -301,12 +312,13 @@ ModelShape Gemma3Text(const Config& config) {
 
 /// With pictures as well: the text model is in a member of its own.
 ModelShape Gemma3(const Config& config) {
-  return Gemma3Text({config.Required("text_config"), config.taken});
+  return Gemma3Text({config.Required("text_config"), config.taken, config.read});
 }
 
 ModelShape GptOss(const Config& config) {
   ModelShape model = Trunk(config, false);
   config.Required("head_dim");
+  config.read->insert("experts_per_token");  // a copy
   model.attention = GroupedAttention(config, model);
   AllBiases(config, true, &model.attention);
   model.attention.sinks = true;
@@ -338,6 +350,33 @@ constexpr ModelType kModelTypes[] = {
     {"qwen3_moe", Qwen3Moe},
 };
 
+/// True for the same name, or one that lacks a letter: others are of models with other layers.
+bool IsSlip(const std::string& asked, const std::string& known) {
+  for (size_t i = 1; i < known.size(); ++i) {
+    const bool digit = std::isdigit(static_cast<unsigned char>(known[i])) != 0;
+    if (!digit && known.substr(0, i) + known.substr(i + 1) == asked) return true;
+  }
+  return asked == known;
+}
+
+/// Adds the keys that say how large something is and were not read.
+void ListUnread(const Json& config, const std::set<std::string_view>& read, std::string* unread) {
+  // Parts of names that say nothing about layers.
+  constexpr std::string_view kIdle[] = {"token",       "rope",    "rotary",
+                                        "max_",        "context", "scalar",
+                                        "pretraining", "ep_size", "quantization"};
+  for (const auto& [key, value] : config.items()) {
+    const bool size = value.is_number_integer() && value > 1;
+    const bool list = value.is_array() && !value.empty() && value[0].is_number_integer();
+    const bool part = value.is_object() && key.ends_with("_config");
+    const auto in = [&, &name = key](std::string_view word) {
+      return name.find(word) != name.npos;
+    };
+    if (!(size || list || part) || read.contains(key) || std::ranges::any_of(kIdle, in)) continue;
+    *unread += (unread->empty() ? "" : ", ") + Excerpt(key);
+  }
+}
+
 }  // namespace
 
 ModelShape ReadHfConfig(std::string_view text, const std::string& place) {
@@ -345,21 +384,26 @@ ModelShape ReadHfConfig(std::string_view text, const std::string& place) {
   const JsonCursor config = document.Root();
   const JsonCursor type = config.Required("model_type");
   const std::string& name = type.String("the kind of the model");
-  std::vector<std::string_view> names;
-  std::string list;
+  std::string list, hint;
   for (const ModelType& known : kModelTypes) {
     if (known.name == name) {
       std::vector<std::string> taken;
-      ModelShape model = known.read({config, &taken});
+      std::set<std::string_view> read;
+      ModelShape model = known.read({config, &taken, &read});
       model.model_type = name;
       model.defaults = std::move(taken);
+      ListUnread(document.value, read, &model.unread);
+      if (read.contains("text_config")) {
+        ListUnread(document.value["text_config"], read, &model.unread);
+      }
       return model;
     }
-    names.push_back(known.name);
+    if (IsSlip(Plain(name), Plain(known.name))) {
+      hint = " (did you mean \"" + std::string(known.name) + "\"?)";
+    }
     list += (list.empty() ? "" : ", ") + std::string(known.name);
   }
-  type.Fail("unknown model type " + Excerpt(name) + DidYouMean(name.substr(0, 64), names) +
-            "; known are: " + list);
+  type.Fail("unknown model type " + Excerpt(name) + hint + "; known are: " + list);
 }
 
 }  // namespace contraflow

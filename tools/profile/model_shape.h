@@ -46,6 +46,7 @@ struct BlockShape {
 struct ModelShape {
   std::string model_type;             ///< as its config.json says
   std::vector<std::string> defaults;  ///< "head_dim 256": what that leaves out, with its default
+  std::string unread;  ///< "index_topk, vision_config": keys with sizes that no cost heeds, or ""
   int64_t hidden = 0, vocabulary = 0;
   AttentionDims attention;
   int64_t dense_width = 0;  ///< of the MLP of layers without experts

@@ -109,7 +109,8 @@ double ReadMicroseconds(const CsvRows& rows, const std::string& field, double us
   const std::optional<double> value = ParseReal(field);
   constexpr double kDay = 24 * 3600e6;
   if (!value || !(*value >= 0) || *value * us > kDay) {
-    rows.Fail("the time must be a number >= 0, up to a day, is " + Excerpt(field));
+    rows.Fail("the time must be a number >= 0, up to a day, is " + Excerpt(field) +
+              "; its unit is in the head, as in \"time (ms)\"");
   }
   return *value * us;
 }
@@ -142,8 +143,10 @@ TableHead ReadHead(const CsvRows& rows, const CsvRow& row) {
     const auto found = std::find_if(std::begin(known), std::end(known),
                                     [&](const auto& k) { return k.first == column->name; });
     if (found == std::end(known) || *found->second >= 0) {
-      rows.Fail("unknown or doubled column " + Excerpt(row[i]) +
-                "; columns are stage, op, time, microbatch and step");
+      rows.Fail(
+          "unknown or doubled column " + Excerpt(row[i]) +
+          "; columns are stage, op, time (with its unit, as in \"time (ms)\"), microbatch and "
+          "step");
     }
     *found->second = static_cast<int>(i);
     if (column->name == "time") head.us = column->us;

@@ -1,6 +1,8 @@
 #include "tools/report/guard.h"
 
 #include <algorithm>
+#include <charconv>
+#include <cstdio>
 #include <filesystem>
 #include <system_error>
 
@@ -35,11 +37,22 @@ std::string Flag(std::string name) {
   return "--" + name;
 }
 
+/// A number, or text such as "10%".
+double ReadShare(const JsonCursor& field) {
+  if (!field.IsString()) return field.Number("a number", 0, 1e300);
+  const std::string& text = field.String("a share", 64);
+  double percent = -1;
+  const auto [at, error] = std::from_chars(text.data(), text.data() + text.size(), percent);
+  const bool read = error == std::errc() && percent >= 0 && std::string_view(at) == "%";
+  if (!read) field.Fail("must be a number, or a share such as \"10%\"");
+  return percent / 100;
+}
+
 Limits LimitsOf(const JsonCursor& object) {
   Limits limits;
   for (const auto& share : kShares) {
     if (const auto value = object.Optional(share.name)) {
-      limits.*share.field = value->Number("a number", 0, 1e300);
+      limits.*share.field = ReadShare(*value);
     }
   }
   for (const auto& time : kTimes) {
@@ -147,11 +160,18 @@ class Judgement {
              double most) {
     if (!bound) return;
     if (!(*bound >= 0 && *bound <= most)) {
-      throw UsageError(Flag(limit) + ": must be " + (most == 1 ? "in 0..1" : ">= 0") + ", is " +
-                       FormatReal(*bound));
+      throw UsageError(Flag(limit) + ": must be " + (most == 1 ? "in 0..1 or as in 10%" : ">= 0") +
+                       ", is " + FormatReal(*bound));
     }
+    char is[32], at_most[32];
+    int digits = 2;  // so many more that both do not read alike
+    do {
+      ++digits;
+      std::snprintf(is, sizeof is, "%.*g", digits, 100 * value);
+      std::snprintf(at_most, sizeof at_most, "%.*g", digits, 100 * *bound);
+    } while (digits < 17 && std::string_view(is) == at_most);
     Put(limit, value, *bound, value > *bound,
-        what + " " + FormatReal(value) + " is over " + Flag(limit) + " " + FormatReal(*bound));
+        what + " " + is + " % exceeds the limit " + at_most + " %");
   }
 
   void Count(const char* limit, int64_t bound, const std::string& what, int64_t value,

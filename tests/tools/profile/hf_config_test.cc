@@ -243,6 +243,53 @@ TEST_SUITE("unit") {
     CHECK(Read(text) == "c.json: /topk_group: must be a whole number in 1..8, is 9");
   }
 
+  TEST_CASE("hf config: a hint is the same model, spelt otherwise or with one letter amiss") {
+    const auto hint = [](const std::string& type) {
+      const std::string text = Read("{\"model_type\": \"" + type + "\"}");
+      const size_t at = text.find("mean \"");
+      return at == std::string::npos ? "" : text.substr(at + 6, text.find("\"?") - at - 6);
+    };
+    for (const char* other :
+         {"mamba2",       "gemma",       "gemma4",    "gemma3n",     "deepseek_v2",
+          "deepseek_v32", "deepseek_v4", "llama4",    "llama4_text", "mllama",
+          "llava",        "pixtral",     "ministral", "mistral3",    "jamba",
+          "qwen",         "qwen3_next",  "qwen3_vl",  "qwen3_5_moe", "gpt_neo",
+          "glm4_moe",     "kimi_k25",    ""}) {
+      CAPTURE(other);
+      CHECK(hint(other).empty());
+    }
+    CHECK(hint("lama") == "llama");
+    CHECK(hint("LLaMA") == "llama");
+    CHECK(hint("mixtrl") == "mixtral");
+    CHECK(hint("gpt-oss") == "gpt_oss");
+    CHECK(hint("Qwen3MoE") == "qwen3_moe");
+    CHECK(hint("deepseekv3") == "deepseek_v3");
+  }
+
+  TEST_CASE("hf config: sizes that no cost takes into account are named") {
+    CHECK(Shape(Llama("attention_chunk_size", "8192")).unread == "\"attention_chunk_size\"");
+    CHECK(Shape(Llama("layer_pattern", "[1, 0]")).unread == "\"layer_pattern\"");
+    CHECK(Shape(Llama("vision_config", "{}")).unread == "\"vision_config\"");
+    for (const auto& [key, value] : {std::pair{"index_topk", "null"},
+                                     {"index_topk", "0"},
+                                     {"head_dim", "8"},
+                                     {"rope_theta", "10000"},
+                                     {"eos_token_id", "[7, 8]"},
+                                     {"max_position_embeddings", "4096"},
+                                     {"rms_norm_eps", "1e-6"},
+                                     {"quantization_config", "{}"},
+                                     {"hidden_act", "\"silu\""}}) {
+      CAPTURE(key);
+      CHECK(Shape(Llama(key, value)).unread.empty());
+    }
+    CHECK(PublishedModel("gemma-3-27b").unread == "\"vision_config\"");
+    for (const char* model : {"deepseek-v3", "gemma-2-9b", "gpt-oss-120b", "llama-3.1-8b",
+                              "mixtral-8x7b", "qwen3-235b-a22b"}) {
+      CAPTURE(model);
+      CHECK(PublishedModel(model).unread.empty());
+    }
+  }
+
   TEST_CASE("hf config: numbers that Python writes and JSON does not have") {
     const std::string unread = Llama("time_step_limit", "[0.0, Infinity, -Infinity, {\"x\": NaN}]");
     CHECK(Read(unread) == "accepted");

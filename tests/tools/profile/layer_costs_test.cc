@@ -301,10 +301,11 @@ TEST_SUITE("unit") {
       CHECK(refused(bad) ==
             "the efficiency in \"" + std::string(bad) + "\" must be a share in 1e-6..1, as 0.6");
     }
-    CHECK(Failure([] { FindGpu("h10"); }) ==
-          "unknown GPU \"h10\" (did you mean \"h100\"?); known are: a100, b200, h100, h200, h800");
-    CHECK(Failure([] { FindGpu("H1O0"); }) ==
-          "unknown GPU \"H1O0\" (did you mean \"h100\"?); known are: a100, b200, h100, h200, h800");
+    // GPUs of another speed.
+    for (const std::string other : {"h20", "GB200", "b300", "v100", "h10", "gh200", "l40s"}) {
+      CHECK(Failure([&] { FindGpu(other); }) ==
+            "unknown GPU \"" + other + "\"; known are: a100, b200, h100, h200, h800");
+    }
     CHECK(FindGpu("H100").name == "h100");
     for (const GpuSheet& gpu : GpuSheets()) {
       CHECK(&FindGpu(gpu.name) == &gpu);

@@ -155,17 +155,22 @@ TEST_SUITE("unit") {
          "actions"},
         {"op,stage,time\nF,0,1\n",
          "p: no backward (B and W, or BW) was timed alone, and costs need it"},
-        {"op,stage,time\nF,0,-1\n", "p:2: the time must be a number >= 0, up to a day, is \"-1\""},
+        {"op,stage,time\nF,0,-1\n",
+         "p:2: the time must be a number >= 0, up to a day, is \"-1\"; its unit is in the head, as "
+         "in "
+         "\"time (ms)\""},
         {"op,stage,time\nF,0,nan\n",
-         "p:2: the time must be a number >= 0, up to a day, is \"nan\""},
+         "p:2: the time must be a number >= 0, up to a day, is \"nan\"; its unit is in the head, "
+         "as in "
+         "\"time (ms)\""},
         {"op,stage,time\nF,-1,1\n", "p:2: the stage must be a whole number in 0..32767, is \"-1\""},
         {"op,stage,time\nG,0,1\n",
          "p:2: unknown op \"G\"; ops are F B W BW FB R REDUCE STEP and COMM"},
         {"op,stage,time\nF,0\n", "p:2: must have 3 columns, has 2"},
         {"op,stage,time\n\"F,0,1\n", "p:2: a quote is not closed"},
         {"op,stage,when\n",
-         "p:1: unknown or doubled column \"when\"; columns are stage, op, time, "
-         "microbatch and step"},
+         "p:1: unknown or doubled column \"when\"; columns are stage, op, time (with its unit, as "
+         "in \"time (ms)\"), microbatch and step"},
         {"op,stage\n", "p:1: must name the columns stage, op and time"}};
     for (const auto& [text, message] : rows) {
       CAPTURE(text);

@@ -248,7 +248,7 @@ Plan Compile(Spec spec, const CompileOptions& options) {
         "`level` comm, or `recompute` full");
   }
   // A searched plan may have other stages than the costs: then it brings its own, and its limit.
-  CostModel costs = plan.costs ? *plan.costs : spec.costs;
+  CostModel costs = AtReplicas(plan.costs ? *plan.costs : spec.costs, plan);
   // The layers of a model made these; what nothing goes by need not be in the file.
   if (!costs.partition.empty()) LeaveOutUnused(plan, spec.search.components, &costs);
   // On a device its limit is what the fullest rank leaves; others may hold more.

@@ -1,6 +1,7 @@
 #include "schedules/report.h"
 
 #include <algorithm>
+#include <limits>
 
 #include "compiler/plan/memory_limit.h"
 #include "compiler/plan/plan.h"
@@ -87,6 +88,27 @@ double MemoryOf1F1B(const Plan& plan, const CostModel& costs, const Simulation& 
   return ActivationsHeld(plan, costs, run) / (static_cast<double>(all) * share);
 }
 
+bool LeavesOutUpdates(const Plan& plan, const CostModel& costs) {
+  return plan.data_parallel > 1 && !HasEpilogue(costs);
+}
+
+namespace {
+
+/// REDUCE and STEP follow the last weight gradient of all, whichever stage that is of.
+Time ShortestUpdate(const Plan& plan, const CostModel& costs) {
+  if (plan.level == Level::kCompute) return 0;
+  Time shortest = std::numeric_limits<Time>::max();
+  const std::vector<std::vector<int>> holders = HoldersOfStage(plan);
+  for (int s = 0; s < plan.stages; ++s) {
+    const StageCost& cost = costs.stage(s);
+    const bool sums = NeedsReduce(plan, holders[static_cast<size_t>(s)].size());
+    shortest = std::min(shortest, cost.step + (sums ? cost.reduce : 0));
+  }
+  return shortest;
+}
+
+}  // namespace
+
 Report MakeReport(const Plan& plan, const CostModel& costs, std::optional<int64_t> memory_limit,
                   Keep keep) {
   Report report;
@@ -115,6 +137,10 @@ Report MakeReport(const Plan& plan, const CostModel& costs, std::optional<int64_
     report.bound = {.value = any, .kind = BoundKind::kPrices, .work = any};
   }
   if (own) report.any_partition = std::min(any, report.bound.value);
+  const Time update = ShortestUpdate(plan, costs);
+  report.bound.value += update;
+  report.bound.tail += update;
+  report.without_updates = LeavesOutUpdates(plan, costs);
   report.formula = MakeFormula(plan, costs, report.simulation);
   return report;
 }

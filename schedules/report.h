@@ -33,6 +33,8 @@ struct Report {
   /// Where stages were made of layers together with a searched order: on the makespan of any
   /// partition.
   std::optional<Time> any_partition;
+  /// There are replicas, and the makespan has neither the sum of their gradients nor the optimizer.
+  bool without_updates = false;
   /// Absent where none is published, or the plan or its costs are not what it is published for
   /// (another shape than the schedule makes, stages or micro-batches that differ, chunks that are
   /// taken apart into components).
@@ -57,6 +59,9 @@ double ActivationsHeld(const Plan& plan, const CostModel& costs, const Simulatio
 /// The same as a multiple of what 1F1B's first rank holds of the same
 /// stages, those of an average rank where ranks differ.
 double MemoryOf1F1B(const Plan& plan, const CostModel& costs, const Simulation& run);
+
+/// Report::without_updates
+bool LeavesOutUpdates(const Plan& plan, const CostModel& costs);
 
 /// Simulates a sound plan (Verify), proves a lower bound on its makespan and looks up the published
 /// formula. The bound is that of every schedule with this placement which holds at

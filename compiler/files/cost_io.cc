@@ -402,10 +402,10 @@ CostModel Read(const JsonCursor& root, bool may_derive, CostMending* mending) {
   if (root.IsObject() && (root.Optional("model_type") || root.Optional("architectures"))) {
     root.Fail("is a model, not a cost file; make one with \"contraflow costs init --hf CONFIG\"");
   }
-  root.Keys(
-      "an object, the costs",
-      {"unit", "source", "parallel", "gpu", "tokens", "stage", "stages", "layers", "partition",
-       "partition_of", "comm", "host", "moe", "overlap", "memory", "ranks", "microbatch_scale"});
+  root.Keys("an object, the costs",
+            {"unit", "source", "parallel", "gpu", "tokens", "sums", "stage", "stages", "layers",
+             "partition", "partition_of", "comm", "host", "moe", "overlap", "memory", "ranks",
+             "microbatch_scale"});
   CostModel costs;
   const JsonCursor unit = root.Required("unit");
   const std::string& name = unit.String("a unit (ns, us, ms, s or unit)");
@@ -417,6 +417,10 @@ CostModel Read(const JsonCursor& root, bool may_derive, CostMending* mending) {
   if (const auto gpu = root.Optional("gpu")) costs.gpu = ReadGpu(*gpu);
   if (const auto tokens = root.Optional("tokens")) {
     costs.tokens = tokens->Integer("a number of tokens", 1, kMaxBytes);
+  }
+  if (const auto sums = root.Optional("sums")) {
+    costs.ring = sums->String("how gradients are summed (ring)") == "ring";
+    if (!costs.ring) sums->Fail("must be \"ring\"; drop it where `reduce` and `step` are as given");
   }
   costs.stages = ReadStages(root, costs.unit, may_derive, mending);
   costs.shares = ReadShares(root, costs.unit);

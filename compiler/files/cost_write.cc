@@ -105,6 +105,7 @@ Json CostsToJson(const CostModel& costs) {
     if (costs.gpu->memory_bytes) object["gpu"]["memory_bytes"] = *costs.gpu->memory_bytes;
   }
   if (costs.tokens > 0) object["tokens"] = costs.tokens;
+  if (costs.ring) object["sums"] = "ring";
   if (costs.stages.size() == 1) {
     object["stage"] = StageToJson(costs.stages[0], costs.unit);
     AddShares(costs.SharesOf(0), costs.unit, &object["stage"]);

@@ -290,6 +290,8 @@ struct CostModel {
   std::optional<Parallel> parallel;
   std::optional<GpuCost> gpu;
   int64_t tokens = 0;  ///< of a micro-batch; 0: not known
+  /// `reduce` is of a ring over many replicas, `step` of a device that shares nothing (AtReplicas).
+  bool ring = false;
   /// One entry: every stage alike; else one for each stage. Empty in costs that were read from a
   /// file with `moe` alone, until DeriveChunkCosts (compiler/lower/interleave.h) fills it in, and
   /// in costs with `layers`, until a partition (schedules/partition/stages.h) makes stages of them.

@@ -168,6 +168,37 @@ StageCost AtSpeed(const StageCost& cost, double speed) {
 
 }  // namespace
 
+CostModel AtReplicas(const CostModel& costs, const Plan& plan) {
+  if (!costs.ring) return costs;
+  CostModel result = costs;
+  result.ring = false;
+  result.stages.resize(static_cast<size_t>(plan.stages), costs.stages.front());
+  const Copies copies = CopiesOf(ParallelOf(plan, costs), plan.data_parallel);
+  const std::vector<std::vector<int>> holders = HoldersOfStage(plan);
+  for (size_t s = 0; s < result.stages.size(); ++s) {
+    const auto of_stage = [s](const std::vector<int64_t>& bytes) {
+      return bytes.empty() ? 0 : static_cast<double>(bytes.size() == 1 ? bytes[0] : bytes[s]);
+    };
+    const MemoryCost memory = costs.memory.value_or(MemoryCost{});
+    const double all = of_stage(memory.parameter_bytes);
+    // Without experts all is the rest.
+    const double rest =
+        memory.parameter_rest.empty() || all == 0 ? 1 : of_stage(memory.parameter_rest) / all;
+    const auto mean = [&](auto of) {
+      return rest * of(copies.rest) + (1 - rest) * of(copies.experts);
+    };
+    const auto mirrors = static_cast<double>(holders[s].size());
+    const auto take = [](Time* time, double share) {
+      *time = std::llround(static_cast<double>(*time) * share);
+    };
+    take(&result.stages[s].reduce,
+         mean([&](int64_t n) { return 1 - 1 / (static_cast<double>(n) * mirrors); }));
+    if (memory.zero == 0) continue;
+    take(&result.stages[s].step, mean([](int64_t n) { return 1 / static_cast<double>(n); }));
+  }
+  return result;
+}
+
 CostModel OnRanks(const CostModel& costs, const Plan& frame) {
   if (costs.ranks.empty()) return costs;
   if (costs.ranks.size() != static_cast<size_t>(frame.ranks)) {

@@ -166,6 +166,10 @@ bool NeedsReduce(const Plan& plan, size_t copies);
 /// How the devices of a rank split the model: as the costs say, else over the plan's expert group.
 Parallel ParallelOf(const Plan& plan, const CostModel& costs);
 
+/// The costs of a plan's stages where `reduce` and `step` are as its own copies of them take: a
+/// ring over n takes (n - 1) / n of one over many, and n that share by ZeRO step 1 / n each.
+CostModel AtReplicas(const CostModel& costs, const Plan& plan);
+
 /// The costs of the stages of a plan (only its routes matter) as they are on the ranks they live
 /// on: durations divided by RankCost::speed, which is 1 afterwards; REDUCE, a message, takes as
 /// long as before. Throws Error if the costs list another number of ranks.

@@ -186,6 +186,7 @@ CostModel LayerStages::Of(const std::vector<std::pair<int, int>>& segments) {
   made.parallel = costs_.parallel;
   made.gpu = costs_.gpu;
   made.tokens = costs_.tokens;
+  made.ring = costs_.ring;
   made.comm = costs_.comm;
   made.host = costs_.host;
   made.microbatch_scale = costs_.microbatch_scale;

@@ -108,8 +108,9 @@ bool LongerThanOrder(const CostModel& costs, const SearchOptions& options) {
   return HasEpilogue(costs) || (options.components && costs.components());
 }
 
-Time StepTime(const Plan& plan, const CostModel& costs, std::optional<int64_t> limit,
+Time StepTime(const Plan& plan, const CostModel& given, std::optional<int64_t> limit,
               const SearchOptions& options) {
+  const CostModel costs = AtReplicas(given, plan);
   if (!LongerThanOrder(costs, options)) return Simulate(plan, costs).makespan;
   const bool components = options.components && costs.components();
   const LowerOptions lower = {.target = components ? Level::kComponent : Level::kComm,

@@ -121,7 +121,8 @@ TEST_SUITE("unit") {
          "c.json: has both \"stage\" (every stage alike) and \"stages\" (one each); keep one"},
         {With("\"memmory\": {}"),
          "c.json: unknown key \"memmory\" (did you mean \"memory\"?); known are: unit, source, "
-         "parallel, gpu, tokens, stage, stages, layers, partition, partition_of, comm, host, moe, "
+         "parallel, gpu, tokens, sums, stage, stages, layers, partition, partition_of, comm, host, "
+         "moe, "
          "overlap, memory, ranks, "
          "microbatch_scale"},
         {With("\"source\": \"a\\u0007\""),
@@ -366,6 +367,10 @@ TEST_SUITE("unit") {
     CHECK(costs.parallel->batches() == 16);
     CHECK(costs.gpu == GpuCost{"h100", 80'000'000'000});
     CHECK(costs.tokens == 4096);
+    CHECK_FALSE(costs.ring);
+    CHECK(ReadCosts(With(R"("sums": "ring")"), "c.json").ring);
+    CHECK(Read(With(R"("sums": "tree")")) ==
+          "c.json: /sums: must be \"ring\"; drop it where `reduce` and `step` are as given");
     CHECK(WriteCosts(costs).find("\"parallel\": {\"tp\": 2, \"cp\": 1, \"ep\": 32, \"etp\": 1}") !=
           std::string::npos);
     CHECK(ReadCosts(WriteCosts(costs), "again") == costs);
@@ -462,6 +467,7 @@ TEST_SUITE("property") {
       costs.unit = static_cast<Unit>(random() % 5);
       if (i % 2 == 0) costs.parallel = {.tp = 2, .cp = 1, .ep = 4, .etp = 1};
       if (i % 3 == 0) costs.gpu = {.name = "h100", .memory_bytes = 80'000'000'000};
+      costs.ring = i % 7 == 0;
       if (i % 5 == 0) costs.tokens = 4096;
       if (random() % 2 == 0) costs.source = "figures \"of\" a\\b \xC3\xA9";
       const auto stages = 1 + random() % 4;

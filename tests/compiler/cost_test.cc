@@ -134,6 +134,37 @@ TEST_SUITE("unit") {
           "\"moe\"");
   }
 
+  TEST_CASE("gradient sums and optimizer steps are those of a plan's own replicas") {
+    Plan plan;
+    plan.ranks = plan.stages = 2;
+    plan.routes = {{{0, 1}, {}}};
+    CostModel costs = UniformCosts(1, 1, 1);
+    costs.stages[0].reduce = 1200;
+    costs.stages[0].step = 2400;
+    CHECK(AtReplicas(costs, plan) == costs);
+    costs.ring = true;
+    costs.memory = MemoryCost{.parameter_bytes = {300}};
+    const auto at = [&](int replicas) {
+      plan.data_parallel = replicas;
+      const CostModel made = AtReplicas(costs, plan);
+      CHECK_FALSE(made.ring);
+      CHECK(made.stages.size() == 2);
+      return std::pair(made.stages[1].reduce, made.stages[1].step);
+    };
+    // (n - 1) / n of a ring over many; with ZeRO a step of 1 / n.
+    CHECK(at(1) == std::pair<Time, Time>(0, 2400));
+    CHECK(at(4) == std::pair<Time, Time>(900, 2400));
+    costs.memory->zero = 1;
+    CHECK(at(4) == std::pair<Time, Time>(900, 600));
+    // Experts, a third, have 4 copies; all else, in an expert group of 3 devices, has 12.
+    costs.memory->parameter_rest = {200};
+    costs.parallel = {.ep = 3};
+    CHECK(at(4) == std::pair<Time, Time>(400 * 3 / 4 + 800 * 11 / 12, 800 / 4 + 1600 / 12));
+    // Mirror ranks sum too, and share nothing.
+    plan.routes.push_back({{1, 0}, {}});
+    CHECK(at(1) == std::pair<Time, Time>(400 / 2 + 800 * 5 / 6 + 1, 800 + 1600 / 3));
+  }
+
   TEST_CASE("memory figures must fit the plan") {
     CostModel costs = UniformCosts(1, 1, 1);
     costs.memory = MemoryCost{.activation_bytes = 1, .optimizer_bytes = {1, 2}};

@@ -105,6 +105,34 @@ TEST_SUITE("unit") {
     }
   }
 
+  TEST_CASE("a bound has the shortest sum and step that follow, and what is left out is said") {
+    std::mt19937_64 random(74);
+    for (const Schedule* schedule : Schedules()) {
+      CostModel costs = UniformCosts(10, 10, 10);
+      Spec spec = MakeSpec(std::string(schedule->name), 4, 8, costs);
+      spec.data_parallel = 2;
+      const auto report = [&] {
+        Plan plan = Lower(GeneratePlan(spec), costs, {.target = Level::kComm});
+        return MakeReport(plan, costs);
+      };
+      const Report without = report();
+      CAPTURE(schedule->name);
+      CHECK(without.without_updates);
+      CHECK(ReportToJson(without).contains("without"));
+      costs.stages.resize(static_cast<size_t>(schedule->stages(spec)), costs.stages.front());
+      for (StageCost& stage : costs.stages) {
+        stage.reduce = 20 + static_cast<Time>(random() % 30);
+        stage.step = 5 + static_cast<Time>(random() % 3);
+      }
+      spec.costs = costs;
+      const Report with = report();
+      CHECK_FALSE(with.without_updates);
+      CHECK_FALSE(ReportToJson(with).contains("without"));
+      CHECK(with.bound.value >= without.bound.value + 25);
+      CHECK(with.bound.value <= with.simulation.makespan);
+    }
+  }
+
   TEST_CASE("PyTorch's CSV has no components and the error says what to do") {
     CHECK(Failure([] { WriteTorchCsv(Make("1f1b", DeepSeek(), Level::kComponent)); }) ==
           "the plan has components, for which PyTorch's CSV has no names; compile it with --level "

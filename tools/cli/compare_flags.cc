@@ -83,7 +83,8 @@ CompareRequest ResolveCompare(const CompareFlags& flags, std::vector<std::string
                .microbatches = 0,
                .chunks = flags.chunks,
                .data_parallel = flags.data_parallel,
-               .expert_parallel = ExpertParallelOf(flags.expert_parallel),
+               .expert_parallel =
+                   flags.expert_parallel > 0 ? std::optional(flags.expert_parallel) : std::nullopt,
                .costs = ResolveCosts(flags.costs, UnitCosts(), assumed),
                .memory_limit = {},
                .search = ResolveSearch(flags.search),

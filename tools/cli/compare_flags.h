@@ -16,8 +16,7 @@ namespace contraflow {
 
 /// What `contraflow compare` is asked to compare, as the user wrote it.
 struct CompareFlags {
-  int ranks = 0, chunks = 0, data_parallel = 1;
-  std::optional<int64_t> expert_parallel;
+  int ranks = 0, chunks = 0, data_parallel = 1, expert_parallel = 0;
   std::string microbatches, memory_limit;  ///< one each, or lists
   CostsOption costs;
   SearchOption search;

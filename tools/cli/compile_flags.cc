@@ -27,7 +27,8 @@ Spec SpecOf(const CompileFlags& flags, const CostModel& costs) {
           .microbatches = flags.microbatches,
           .chunks = flags.chunks,
           .data_parallel = flags.data_parallel,
-          .expert_parallel = ExpertParallelOf(flags.expert_parallel),
+          .expert_parallel =
+              flags.expert_parallel > 0 ? std::optional(flags.expert_parallel) : std::nullopt,
           .costs = costs,
           .memory_limit = {},
           .search = ResolveSearch(flags.search),
@@ -84,7 +85,7 @@ CostModel CostsOf(const CompileFlags& flags, const Schedule& schedule,
   Model model = ReadModel(*flags.model);
   if (flags.capacity) model.capacity_factor = static_cast<float>(*flags.capacity);
   const auto footprint = [&](int stages, int layers) {
-    const int members = ExpertParallelOf(flags.expert_parallel).value_or(1);
+    const int members = std::max(flags.expert_parallel, 1);
     return on_gpus ? GpuFootprintOf(model, stages, layers, members)
                    : FootprintOf(model, stages, layers, members);
   };

@@ -16,8 +16,7 @@ namespace contraflow {
 /// What `contraflow compile` is asked for, as the user wrote it.
 struct CompileFlags {
   std::string schedule;
-  int ranks = 0, microbatches = 0, chunks = 0, data_parallel = 1;
-  std::optional<int64_t> expert_parallel;
+  int ranks = 0, microbatches = 0, chunks = 0, data_parallel = 1, expert_parallel = 0;
   CostsOption costs;
   std::optional<std::string> model;
   std::optional<double> capacity;

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
-#include <limits>
 #include <utility>
 
 #include "compiler/files/cost_io.h"
@@ -268,21 +267,16 @@ CostModel CostsForPlan(const CostsOption& option, const Plan& plan,
     if (option.comm) costs.comm = comm;
   }
   return NamingCosts(option, [&] {
-    costs = OnRanks(costs, plan);
+    costs = AtReplicas(OnRanks(costs, plan), plan);
     CheckCosts(costs, plan.stages, plan.microbatches);
     CheckLayers(plan, costs);
     return costs;
   });
 }
 
-void AddExpertParallel(CLI::App* app, std::optional<int64_t>* members) {
+void AddExpertParallel(CLI::App* app, int* members) {
   AddInteger(app, "--expert-parallel", members, "N",
-             "devices per rank, which split its experts (default: what the costs\nsay, else 1)");
-}
-
-std::optional<int> ExpertParallelOf(const std::optional<int64_t>& members) {
-  if (!members) return std::nullopt;
-  return static_cast<int>(std::min<int64_t>(*members, std::numeric_limits<int>::max()));
+             "devices per rank, which split its experts (default: what the costs\nsay, else 1)", 1);
 }
 
 void AddDeviceMemoryOptions(CLI::App* app, DeviceMemoryOption* option) {

@@ -90,9 +90,8 @@ void RefuseChunkCosts(const CostsOption& option, bool layers = false);
 CostModel CostsForPlan(const CostsOption& option, const Plan& plan,
                        std::vector<std::string>* assumed = nullptr);
 
-/// --expert-parallel; nothing where it is not given.
-void AddExpertParallel(CLI::App* app, std::optional<int64_t>* members);
-std::optional<int> ExpertParallelOf(const std::optional<int64_t>& members);
+/// --expert-parallel; 0 where it is not given.
+void AddExpertParallel(CLI::App* app, int* members);
 
 /// --device-memory and --zero.
 struct DeviceMemoryOption {

@@ -55,8 +55,9 @@ PassObserver Dumper(const std::string& dump_after) {
 std::string WhatWasMade(const Plan& plan, const CostModel& costs, const std::string& path) {
   const Simulation run = Simulate(plan, plan.costs ? *plan.costs : costs, Keep::kFigures);
   return (path == "-" ? "" : path + ": ") + DescribePlan(plan) + ", makespan " +
-         FormatWithUnit(run.makespan, costs.unit) + ", bubble ratio " +
-         FormatPercent(run.bubble_ratio());
+         FormatWithUnit(run.makespan, costs.unit) +
+         (LeavesOutUpdates(plan, plan.costs ? *plan.costs : costs) ? kWithoutUpdates : "") +
+         ", bubble ratio " + FormatPercent(run.bubble_ratio());
 }
 
 /// One line where another partition takes little longer and holds much less; "" where none does.

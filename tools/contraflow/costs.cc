@@ -150,6 +150,8 @@ std::string CostsText(const CostModel& costs) {
     for (const double scale : costs.microbatch_scale) out += " " + FormatReal(scale);
     out += "\n";
   }
+  if (costs.ring)
+    out += "sums    ring: reduce is of many replicas, step of a device that shares nothing\n";
   if (costs.derived) {
     out +=
         "overlap " + std::string(Name(*costs.derived)) + ": stage costs derived from components\n";

@@ -90,7 +90,15 @@ std::string Heading(const ModelShape& model, const CostSetup& setup, const Model
       " (fp32 copy and two moments), not sharded\n"
       "//            over replicas; activations: what f keeps for b and w; w_stash: inputs and "
       "output gradients of\n"
-      "//            matmuls, kept from the end of b to that of w, at most the activations\n";
+      "//            matmuls, kept from the end of b to that of w, at most the activations\n"
+      "// update     reduce: a ring of many replicas over the network, 2 x gradient bytes / (B/s x "
+      "efficiency of p2p), of\n"
+      "//            which n replicas take (n - 1) / n; step: " +
+      std::to_string(kGradientBytes + 2 * kOptimizerBytes + kParameterBytes) +
+      " bytes a parameter through the HBM, 1 / n of\n"
+      "//            it with ZeRO; n counts devices with the same parameters, so that of experts "
+      "is "
+      "smaller\n";
   return text;
 }
 
@@ -182,6 +190,10 @@ std::string LayerJson(const LayerEstimate& layer) {
     json["b"] = TimeToJson(layer.b, kUnit);
     json["w"] = TimeToJson(layer.w, kUnit);
   }
+  if (layer.parameter_bytes > 0) {
+    json["reduce"] = TimeToJson(layer.reduce, kUnit);
+    json["step"] = TimeToJson(layer.step, kUnit);
+  }
   Json bytes = Json::object();
   bytes["parameter_bytes"] = layer.parameter_bytes;
   if (layer.work.expert_parameters > 0) {
@@ -228,7 +240,8 @@ std::string WriteCostsByLayer(const ModelShape& model, const CostSetup& setup,
           ",\n";
   Json made = {{"parallel", ParallelToJson(setup.parallel())},
                {"gpu", {{"name", setup.gpu->name}, {"memory_bytes", setup.gpu->memory}}},
-               {"tokens", setup.tokens()}};
+               {"tokens", setup.tokens()},
+               {"sums", "ring"}};
   for (const auto& [key, value] : made.items()) {
     text += "\"" + key + "\": ";
     WriteJson(value, &text);

@@ -12,6 +12,10 @@ std::string CostsTemplate() {
 "unit": "ms",
 // In words: where the figures are from.
 "source": "template: replace every figure",
+// Optional: how the devices of a rank split the model, the GPU, whose memory is
+// the default of --device-memory, and the tokens of a micro-batch.
+//   "parallel": {"tp": 1, "cp": 1, "ep": 8, "etp": 1},
+//   "gpu": {"name": "h100", "memory_bytes": "80GB"}, "tokens": 4096,
 // In the order that a token passes them.
 "layers": [
 {
@@ -57,6 +61,7 @@ std::string CostsTemplate() {
   "moe": {"attn_f": 1.2, "dispatch_f": 0.8, "mlp_f": 1.6, "combine_f": 1.1,
           "combine_b": 0.8, "mlp_b": 1.6, "dispatch_b": 1.1, "attn_b": 1.6,
           "mlp_w": 1.5, "attn_w": 0.9},
+  // Or {"experts": 352321536, "rest": 83886080}, which --zero shares apart.
   "parameter_bytes": 436207616, "gradient_bytes": 872415232,
   "optimizer_bytes": 2617245696,
   "activation_bytes": 746586112, "w_stash_bytes": 352321536,

@@ -104,6 +104,12 @@ LayerEstimate CostOf(std::string name, WorkOfLayer work, const CostSetup& setup)
   cost.parameter_bytes = bytes(parameters * kParameterBytes, "parameters");
   cost.gradient_bytes = bytes(parameters * kGradientBytes, "gradients");
   cost.optimizer_bytes = bytes(parameters * kOptimizerBytes, "optimizer state");
+  // Over the network, twice: the sums to one of the ring each, and from there to all.
+  cost.reduce =
+      TicksOf(2 * parameters * kGradientBytes / (setup.gpu->network * setup.of(WorkKind::kP2p)));
+  // Gradients and state are read, state and parameters are written.
+  cost.step = TicksOf(parameters * (kGradientBytes + 2 * kOptimizerBytes + kParameterBytes) /
+                      (setup.gpu->hbm * setup.of(WorkKind::kMemory)));
   cost.activation_bytes = bytes(activation, "activations");
   cost.w_stash_bytes = bytes(std::min(stash, activation), "weight stash");
   if (cost.work.halves) {

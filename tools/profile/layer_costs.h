@@ -25,6 +25,7 @@ struct LayerEstimate {
   std::optional<MoeCost> components;
   int64_t parameter_bytes = 0, gradient_bytes = 0, optimizer_bytes = 0;
   int64_t activation_bytes = 0, w_stash_bytes = 0, output_bytes = 0;
+  Time reduce = 0, step = 0;  ///< as CostModel::ring has them
   /// Name of a layer whose parameters it needs, and which counts them; "": none.
   std::string tied;
 

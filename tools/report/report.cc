@@ -104,6 +104,7 @@ Json ReportToJson(const Report& report) {
   object["unit"] = Name(report.unit);
   object["makespan"] = time(simulation.makespan);
   object["span"] = time(simulation.span);
+  if (report.without_updates) object["without"] = {"reduce", "step"};
   object["bubble_ratio"] = simulation.bubble_ratio();
   object["ranks"] = std::move(ranks);
   if (report.formula) {

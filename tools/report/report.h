@@ -36,6 +36,9 @@ std::string FormatJson(std::string_view report, const Json& document);
 /// What the letters of the formulas mean; stands below every table that prints one.
 extern const std::string_view kFormulaLegend;
 
+/// Stands behind a makespan of Report::without_updates.
+inline constexpr const char* kWithoutUpdates = ", without gradient sums and optimizer";
+
 /// "1 rank", "8 ranks", "1,024 micro-batches"
 std::string Counted(int64_t n, const std::string& noun);
 

@@ -198,7 +198,8 @@ std::string SummaryTable(const Plan& plan, const Report& report) {
   const auto time = [&](Time ticks) { return FormatWithUnit(ticks, report.unit); };
   Table table;
   table.columns = {"", ""};
-  table.rows.push_back({"makespan", time(simulation.makespan) + ", with a barrier at the end"});
+  table.rows.push_back({"makespan", time(simulation.makespan) + ", with a barrier at the end" +
+                                        (report.without_updates ? kWithoutUpdates : "")});
   table.rows.push_back({"span", time(simulation.span) + ", the longest from a rank's first start "
                                                         "to its last end"});
   table.rows.push_back({"bubble ratio", FormatPercent(simulation.bubble_ratio())});

@@ -2,6 +2,7 @@
 
 #include <doctest/doctest.h>
 
+#include <cmath>
 #include <numeric>
 #include <set>
 #include <string>
@@ -43,7 +44,7 @@ TEST_SUITE("unit") {
       const std::string text = Write(model, setup);
       const JsonDocument document = Parse(text);
       const JsonCursor root = document.Root();
-      root.Keys("costs", {"unit", "source", "parallel", "gpu", "tokens", "layers", "comm"});
+      root.Keys("costs", {"unit", "source", "parallel", "gpu", "tokens", "sums", "layers", "comm"});
       CHECK(root.Required("unit").String("a unit") == "us");
       CHECK(root.Required("comm").Required("bytes").Integer("bytes", 0, 1 << 30) ==
             costs.message.bytes);
@@ -83,6 +84,13 @@ TEST_SUITE("unit") {
         }
         CHECK(bytes("gradient_bytes") == cost.gradient_bytes);
         CHECK(bytes("optimizer_bytes") == cost.optimizer_bytes);
+        // At 50 GB/s x 0.75 and 4.8 TB/s x 0.7.
+        if (cost.parameter_bytes > 0) {
+          CHECK(Ticks(layer, "reduce") ==
+                std::llround(static_cast<double>(cost.gradient_bytes) * 2 / 37.5));
+          CHECK(Ticks(layer, "step") ==
+                std::llround(static_cast<double>(cost.parameter_bytes) * 15 / 3360));
+        }
         CHECK(bytes("activation_bytes") == cost.activation_bytes);
         CHECK(bytes("w_stash_bytes") == cost.w_stash_bytes);
         CHECK(bytes("output_bytes") == cost.output_bytes);

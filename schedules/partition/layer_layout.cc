@@ -98,13 +98,100 @@ std::vector<NamedLayers> NamesOf(const CostModel& costs) {
   return names;
 }
 
+/// Reads Python's lists of the layers of each stage.
+class ListReader {
+ public:
+  explicit ListReader(std::string_view text) : text_(text) {}
+
+  LayerLayout Read() {
+    LayerLayout layout = Sum<LayerLayout>([&](LayerLayout* list) {
+      list->push_back(Sum<std::string>([&](std::string* stage) { *stage += Name(); }));
+    });
+    if (Next() != '\0') Fail("nothing may come after the lists");
+    if (layout.empty()) Fail("there must be a stage");
+    return layout;
+  }
+
+ private:
+  [[noreturn]] void Fail(const std::string& what) const {
+    FailLayout("the layout's lists are wrong at byte " + std::to_string(at_) + ": " + what +
+               ", as in [[\"embedding\"] + [\"decoder\"] * 7, [\"decoder\", \"mtp\", \"loss\"]]");
+  }
+
+  /// The next character that is no blank; at the end a NUL.
+  char Next() {
+    at_ = std::min(text_.find_first_not_of(" \t\r\n", at_), text_.size());
+    return at_ < text_.size() ? text_[at_] : '\0';
+  }
+  bool Take(char c) {
+    if (Next() != c) return false;
+    ++at_;
+    return true;
+  }
+
+  /// Lists with a + between them, each perhaps with * n after it; `item` adds an item to one.
+  template <typename List, typename Item>
+  List Sum(const Item& item) {
+    List sum;
+    do {
+      if (!Take('[')) Fail("a list must be here");
+      List list;
+      while (Next() != ']') {
+        item(&list);
+        if (!Take(',') && Next() != ']') Fail("a comma or ] must be here");
+      }
+      ++at_;
+      for (size_t times = Times(); times > 0; --times) {
+        sum.insert(sum.end(), list.begin(), list.end());
+        made_ += SizeOf(list);
+        if (made_ > 2 * kMostLetters) Fail("there are too many layers");
+      }
+    } while (Take('+'));
+    return sum;
+  }
+  static size_t SizeOf(const std::string& stage) { return 1 + stage.size(); }
+  static size_t SizeOf(const LayerLayout& layout) { return 1 + JoinedLayers(layout).size(); }
+
+  /// The number after a *, 1 without one.
+  size_t Times() {
+    size_t times = 1;
+    if (!Take('*')) return times;
+    Next();
+    const char* const end = text_.data() + text_.size();
+    const auto [after, error] = std::from_chars(text_.data() + at_, end, times);
+    if (error != std::errc()) Fail("a number must follow *");
+    at_ = static_cast<size_t>(after - text_.data());
+    return times;
+  }
+
+  /// The letter of a layer's name in quotes.
+  char Name() {
+    const char quote = Next();
+    const size_t end = quote == '"' || quote == '\'' ? text_.find(quote, at_ + 1) : text_.npos;
+    if (end == std::string_view::npos) Fail("a layer's name in quotes must be here");
+    const std::string_view name = text_.substr(at_ + 1, end - at_ - 1);
+    constexpr std::pair<std::string_view, char> kNames[] = {
+        {"embedding", 'E'}, {"decoder", 't'}, {"mtp", 'm'}, {"loss", 'L'}};
+    for (const auto& [known, letter] : kNames) {
+      if (name != known) continue;
+      at_ = end + 1;
+      return letter;
+    }
+    Fail("a layer must be embedding, decoder, mtp or loss");
+  }
+
+  const std::string_view text_;
+  size_t at_ = 0, made_ = 0;
+};
+
 }  // namespace
 
 bool IsLayerLayout(std::string_view text) {
-  return text.find_first_of("E|") != std::string_view::npos;
+  return text.find_first_of("E|[") != std::string_view::npos;
 }
 
 LayerLayout ParseLayerLayout(std::string_view text) {
+  if (text.find('[') != std::string_view::npos) return ListReader(text).Read();
   std::string plain;
   for (const char c : text.substr(0, kMostLetters + 1)) {
     if (c != ',') plain += c;
@@ -228,8 +315,12 @@ Partition PartitionOf(const LayerLayout& layout, const CostModel& costs) {
   }
   for (size_t stage = 0; stage < partition.size(); ++stage) {
     if (partition[stage] > 0) continue;
+    const std::string& ends = layout[stage];
     FailLayout("stage " + std::to_string(stage) +
-               " of the layout has no layer of the costs; every stage needs one");
+               " of the layout has no layer of the costs; every stage needs one" +
+               (ends.empty() ? ""
+                             : std::string("; give the costs a layer \"") +
+                                   (ends.front() == 'E' ? "embedding" : "head") + "\" for it"));
   }
   for (const auto& [letter, noun] : {std::pair{'t', "transformer layer"}, {'m', "MTP layer"}}) {
     const auto count = [&, c = letter](const std::string& text) {

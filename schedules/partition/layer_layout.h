@@ -18,7 +18,9 @@ using LayerLayout = std::vector<std::string>;
 bool IsLayerLayout(std::string_view text);
 
 /// Reads "Et*3|(tt|)*29,m|L": a bar between stages, x*n and (..)*n for repeats, which do not nest,
-/// and commas for the eye. Throws Error, about `partition`, with what is wrong.
+/// and commas for the eye. Reads the same as Megatron-Bridge's lists of names, a list a stage:
+/// [["embedding"] + ["decoder"] * 3] + [["decoder"] * 2] * 29 + [["mtp"], ["loss"]]. Throws Error,
+/// about `partition`, with what is wrong.
 LayerLayout ParseLayerLayout(std::string_view text);
 
 /// The text of a layout, with repeats: what ParseLayerLayout makes the same layout of.

@@ -99,8 +99,10 @@ class ArgumentsTest(unittest.TestCase):
             for call in (cf.Plan.load, plan.save, cf.Plan.from_torch_csv):
                 with self.assertRaisesRegex(TypeError, "path"):
                     call(path)
-        with self.assertRaisesRegex(cf.Error, "path: .* run.toml"):
-            plan.to_torchtitan("run.csv")
+        for name, form, what in (("run.csv", "python", "path: .* run.py"), ("run.csv", "toml", "path: .* run.toml"),
+                                 ("run.toml", "python", "path: .*no TOML"), ("run.py", "compute", "form: must be")):
+            with self.assertRaisesRegex(cf.Error, what):
+                plan.to_torchtitan(name, layers=4, form=form)
         with self.assertRaisesRegex(TypeError, "plan: "):
             cf.diff(plan, None)
 

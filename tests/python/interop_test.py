@@ -8,8 +8,11 @@ import pathlib
 import pickle
 import pprint
 import re
+import runpy
+import shlex
 import subprocess
 import tempfile
+import types
 import unittest
 import xml.etree.ElementTree as xml
 
@@ -40,25 +43,61 @@ class InteropTest(unittest.TestCase):
                 interleaved.to_megatron_layout(layers=48),
                 said("megatron-layout", "--layers", "48", name="interleaved"),
             )
-            for one, name, layers in ((plan, "plan", None), (interleaved, "interleaved", 48),
-                                      (interleaved, "interleaved", "5,7,6x6")):
-                words = [] if layers is None else ["--layers", str(layers)]
+            for one, name, layers, form in ((plan, "plan", 8, "python"), (interleaved, "interleaved", 48, "flags"),
+                                            (interleaved, "interleaved", "5,7,6x6", "toml")):
+                file_name = f"run.{form if form == 'toml' else 'py'}"
+                words = ["--layers", str(layers), "--form", form]
                 for by in ("tool", "package"):
                     (folder / by).mkdir(exist_ok=True)
                 subprocess.run([os.environ["CONTRAFLOW"], "export", f"../{name}.json", "--to", "torchtitan",
-                                *words, "-o", "run.toml"], check=True, capture_output=True, cwd=folder / "tool")
+                                *words, "-o", file_name], check=True, capture_output=True, cwd=folder / "tool")
                 before = os.getcwd()
                 os.chdir(folder / "package")
                 try:
-                    self.assertIsNone(one.to_torchtitan("run.toml", layers))
+                    self.assertIsNone(one.to_torchtitan(file_name, layers, form))
                 finally:
                     os.chdir(before)
-                for file in ("run.toml", "run.csv"):
+                for file in (file_name, "run.csv"):
                     self.assertEqual((folder / "package" / file).read_text(),
                                      (folder / "tool" / file).read_text())
             self.assertIsNone(plan.to_chrome_trace(folder / "trace.json"))
             self.assertEqual((folder / "trace.json").read_text(), said("chrome-trace"))
             self.assertEqual(plan.simulate().to_chrome_trace(), said("chrome-trace"))
+
+    def test_the_function_for_torchtitan_sets_every_value(self):
+        plan = cf.compile("zb-v", ranks=2, microbatches=4)
+        with self.assertRaisesRegex(cf.Error, "--layers"):
+            plan.to_torchtitan("run.py")
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, 'a "quoted" \\ name.py')
+            plan.to_torchtitan(path, layers=9)
+            names = runpy.run_path(path)
+        config = types.SimpleNamespace(parallelism=types.SimpleNamespace())
+        self.assertIs(names["with_plan"](config), config)
+        got = vars(config.parallelism)
+        self.assertEqual(got["pipeline_parallel_degree"], 2)
+        self.assertEqual(got["pipeline_parallel_schedule"], "ZBVZeroBubble")
+        self.assertEqual(got["pipeline_parallel_schedule_csv"], path[:-3] + ".csv")
+        self.assertEqual(got["num_pp_microbatches"], 4)
+        parts = got["module_fqns_per_model_part"]
+        self.assertEqual(len(parts), 4)
+        self.assertEqual(sum(parts, []), ["tok_embeddings", *(f"layers.{i}" for i in range(9)), "norm", "lm_head"])
+        flags = dict(line.split(None, 1) for line in names["__doc__"].splitlines() if line.startswith("    --"))
+        self.assertEqual({key[len("--parallelism."):] for key in flags}, set(got))
+        self.assertEqual(shlex.split(flags["--parallelism.module_fqns_per_model_part"]), [",".join(part) for part in parts])
+        self.assertEqual(shlex.split(flags["--parallelism.pipeline_parallel_schedule_csv"]), [path[:-3] + ".csv"])
+
+    def test_notes_of_a_csv_are_warnings(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "order.csv")
+            for text, note, makespan in (("0F0,0B0,0W0\n1F0,1BW0\n", "input gradient", 12),
+                                         ("[0F0, 0F1]\n[1F0, 1F1]\n", "forwards alone", 6)):
+                with open(path, "w") as file:
+                    file.write(text)
+                with self.assertWarnsRegex(UserWarning, note):
+                    plan = cf.Plan.from_torch_csv(path, f=2, b=2, w=2)
+                plan.verify()
+                self.assertEqual(plan.makespan, makespan)
 
     def test_what_pytorch_cannot_have_is_refused(self):
         both_ways = cf.compile("dualpipe", ranks=4, microbatches=8)

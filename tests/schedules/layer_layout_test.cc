@@ -146,6 +146,46 @@ TEST_SUITE("unit") {
     CHECK(flaw("Et|t|mm|L", 2) == "");
   }
 
+  TEST_CASE("layer layout: lists of names, as Megatron-Bridge has them") {
+    const std::pair<const char*, const char*> known[] = {
+        {R"([["embedding","decoder","decoder"],["decoder","loss"]])", "Ett|tL"},
+        {"[['embedding','decoder'],['decoder'],['loss']]", "Et|t|L"},
+        {R"([["embedding"] + ["decoder"] * 16, ["decoder"] * 16, ["decoder"]*13 + ["mtp", "loss"]])",
+         "Et*16|t*16|t*13mL"},
+        {R"([["embedding"] + ["decoder"] * 4] + [["decoder"] * 4] * 14 + [["decoder", "mtp", "loss",],])",
+         "Et*4|(t*4|)*14tmL"},
+        {" [ [\"embedding\"] ,\n [ ] , [\"decoder\" , \"loss\"] ] ", "E||tL"},
+        {"[['embedding'] * 0 + ['decoder'], ['mtp'], ['loss']]", "t|m|L"}};
+    for (const auto& [lists, text] : known) {
+      CAPTURE(lists);
+      CHECK(IsLayerLayout(lists));
+      CHECK(ParseLayerLayout(lists) == ParseLayerLayout(text));
+    }
+    const auto why = [](const char* lists) -> std::string {
+      try {
+        ParseLayerLayout(lists);
+      } catch (const Error& error) {
+        const std::string what = error.what();
+        const size_t begin = what.find("at byte ") + 8;
+        return what.substr(begin, what.find(", as in") - begin);
+      }
+      return "";
+    };
+    CHECK(why("[]") == "2: there must be a stage");
+    CHECK(why("[") == "1: a list must be here");
+    CHECK(why("['embedding', 'loss']") == "1: a list must be here");
+    CHECK(why("[['embedding', 'los']]") == "15: a layer must be embedding, decoder, mtp or loss");
+    CHECK(why("[['embedding', 'loss]]") == "15: a layer's name in quotes must be here");
+    CHECK(why("[[embedding]]") == "2: a layer's name in quotes must be here");
+    CHECK(why("[['embedding' 'loss']]") == "14: a comma or ] must be here");
+    CHECK(why("[['decoder'] * -2]") == "15: a number must follow *");
+    CHECK(why("[['decoder'] * 99999999999999999999]") == "15: a number must follow *");
+    CHECK(why("[['loss']] 3") == "11: nothing may come after the lists");
+    CHECK(why("[['decoder'] * 999999999]").ends_with("there are too many layers"));
+    CHECK(why("[['decoder'] * 9999] * 9999").ends_with("there are too many layers"));
+    CHECK(why("[['loss']] + 'x'") == "13: a list must be here");
+  }
+
   TEST_CASE("layer layout: a partition has the layers of the costs") {
     CostModel costs;
     costs.layers = {Layer("embedding", 1), Layer("dense", 1), Layer("moe", 3), Layer("head", 1)};
@@ -172,8 +212,14 @@ TEST_SUITE("unit") {
     // What the costs have no layer for is none.
     costs.layers = {Layer("block", 4)};
     CHECK(partition("Et|tttL") == Partition{1, 3});
-    CHECK(why("E|ttttL") ==
-          "`partition`: stage 0 of the layout has no layer of the costs; every stage needs one");
+    CHECK(
+        why("E|ttttL") ==
+        "`partition`: stage 0 of the layout has no layer of the costs; every stage needs one; give "
+        "the costs a layer \"embedding\" for it");
+    CHECK(
+        why("Etttt|L") ==
+        "`partition`: stage 1 of the layout has no layer of the costs; every stage needs one; give "
+        "the costs a layer \"head\" for it");
     costs.layers.clear();
     CHECK(why("Et|tttL") ==
           "`partition`: says what layers each stage has, and these costs are of stages; give costs "

@@ -1,5 +1,6 @@
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <fstream>
 #include <sstream>
 #include <string>
@@ -182,6 +183,108 @@ TEST_SUITE("unit") {
     std::string rows;
     for (int i = 0; i <= kMaxRanks; ++i) rows += std::to_string(i) + "F0\n";
     CHECK(WhyNot(rows) == "s.csv: has more than 16384 rows, one per rank; no plan has more ranks");
+  }
+
+  TEST_CASE("torch csv: letters before December 2024, where B is the input gradient") {
+    for (const char* name : {"InterleavedZeroBubble", "ZBVZeroBubble_comms", "Interleaved1F1B",
+                             "InterleavedZeroBubble_comms"}) {
+      CAPTURE(name);
+      std::string csv = ReadReference(name), old;
+      const bool split = csv.find('W') != std::string::npos;
+      for (size_t i = 0; i < csv.size(); ++i) {
+        const bool action = i > 0 && csv[i - 1] >= '0' && csv[i - 1] <= '9';
+        old += !action         ? std::string(1, csv[i])
+               : csv[i] == 'B' ? "BW"
+               : csv[i] == 'I' ? "B"
+                               : std::string(1, csv[i]);
+      }
+      TorchCsvNotes notes;
+      CHECK(ReadTorchCsv(old, "old.csv", &notes).programs == ReadTorchCsv(csv, "new.csv").programs);
+      REQUIRE(!notes.notes.empty());
+      CHECK(notes.notes[0].starts_with("old.csv: B is read as the input gradient"));
+      CHECK((split || old.find("BW") != std::string::npos));
+    }
+    CHECK(WhyNot("0F0,0B0,0F1,0B1,0W0")
+              .ends_with("weight gradient of stage 0 for micro-batch 1; every stage runs all 2 "
+                         "micro-batches; B is "
+                         "read as the input gradient and BW as the full backward, as PyTorch wrote "
+                         "them before "
+                         "December 2024, since it has W or BW and no I"));
+    CHECK(WhyNot("0F0,0BW0,0F1,0I1,0W1").find("\"0I1\": is not an action") != std::string::npos);
+  }
+
+  TEST_CASE("torch csv: rows as Python prints lists") {
+    const Plan plan = ReadTorchCsv("0F0,,0B0\n,1F0,1B0\n", "rows.csv");
+    for (const char* text :
+         {"[0F0, None, 0B0]\n[None, 1F0, 1B0]\n", "{0: [0F0, None, 0B0], 1: [None, 1F0, 1B0]}",
+          "[[0F0, , 0B0],\r\n [None,\n1F0, 1B0]]", "0F0,None,0B0\r\n,1F0,1B0\r\n\r\n  \n",
+          "Rank 0: [0F0, None, 0B0]\nRank 1: [None, 1F0, 1B0]"}) {
+      CAPTURE(text);
+      CHECK(LooksLikeTorchCsv(text) == (text[0] != 'R'));
+      CHECK(ReadTorchCsv(text, "lists.csv") == plan);
+    }
+    CHECK(WhyNot("{1: [1F0, 1B0], 0: [0F0, 0B0]}") ==
+          "s.csv: list 1 is of rank 1; lists must be in the order of their ranks");
+    CHECK(WhyNot("0F0,0B0\n[1F0,1B0]") ==
+          "s.csv: has \"F0,0B0\\x0a[1F0,1B0]\" outside of its lists, one per rank");
+    CHECK(WhyNot("[0F0,0B0]\n[1F0,1B0") == "s.csv: ends within a list");
+    CHECK(WhyNot("[[0F0,0B0],[]]") ==
+          "s.csv: row 2 has no action; every row is a rank, which has at least one stage");
+    CHECK(WhyNot("[]") ==
+          "s.csv: row 1 has no action; every row is a rank, which has at least one stage");
+    for (const char* json : {"{\"format\": 1}", "[{\"ph\": 1}]", "{", "[", "", "{\n \"0\": 1}"}) {
+      CHECK(!LooksLikeTorchCsv(json));
+    }
+  }
+
+  TEST_CASE("torch csv: forwards alone get backwards that take no time") {
+    for (const char* name :
+         {"Interleaved1F1B", "Interleaved1F1B_comms", "ZBVZeroBubble_comms", "LoopedBFS_comms"}) {
+      CAPTURE(name);
+      Cells rows = Split(ReadReference(name));
+      for (auto& row : rows) {
+        std::erase_if(row, [](const std::string& cell) {
+          const size_t letter = cell.find_first_not_of("0123456789");
+          const std::string type = letter == std::string::npos ? "" : cell.substr(letter);
+          return !type.starts_with("F") && !type.starts_with("SEND_F") &&
+                 !type.starts_with("RECV_F");
+        });
+      }
+      TorchCsvNotes notes;
+      const Plan plan = ReadTorchCsv(Join(rows), "f.csv", &notes);
+      CHECK(notes.forwards_alone);
+      REQUIRE(notes.notes.size() == 1);
+      CHECK(notes.notes[0].starts_with("f.csv: has forwards alone"));
+      CHECK(Verify(plan, Semantics::kEdge).empty());
+      CostModel costs = UniformCosts(7, 5, 3);
+      costs.layers = {{.name = "block", .repeat = 2, .cost = costs.stages[0]}};
+      costs = CostsOfForwards(costs, "f.csv");
+      CHECK(costs.stages[0].bw == 0);
+      CHECK(costs.layers[0].cost.w == 0);
+      costs.layers.clear();
+      Time longest = 0;
+      const Simulation run = Simulate(plan, costs);
+      for (int r = 0; r < plan.ranks; ++r) {
+        CHECK(run.ranks[static_cast<size_t>(r)].busy ==
+              7 * plan.microbatches * plan.stages / plan.ranks);
+        longest = std::max(longest, run.ranks[static_cast<size_t>(r)].busy);
+      }
+      CHECK(run.makespan >= longest + 7 * (plan.ranks - 1));
+    }
+    CostModel components = UniformCosts(1, 1, 1);
+    components.moe.emplace();
+    CHECK_THROWS_WITH_AS(
+        CostsOfForwards(components, "f.csv"),
+        "f.csv: has forwards alone, and these costs are of components; give costs of stages",
+        Error);
+    TorchCsvNotes notes;
+    ReadTorchCsv("0UNSHARD,0F0,,0B0,0REDUCE_GRAD,0RESHARD\n", "s.csv", &notes);
+    REQUIRE(notes.notes.size() == 1);
+    CHECK(
+        notes.notes[0] ==
+        "s.csv: 3 of its 5 cells are UNSHARD, RESHARD, REDUCE_GRAD or WAIT_REDUCE_GRAD, which take "
+        "no time here");
+    CHECK(!notes.forwards_alone);
   }
 
   TEST_CASE("torch csv: messages stand where they stand in the file") {

@@ -3,7 +3,6 @@
 #include <optional>
 
 #include "compiler/files/file.h"
-#include "compiler/files/plan_io.h"
 #include "compiler/lower/lower.h"
 #include "compiler/plan/error.h"
 #include "tools/cli/exit.h"
@@ -11,6 +10,7 @@
 #include "tools/cli/spec_options.h"
 #include "tools/cli/terminal.h"
 #include "tools/contraflow/cmd.h"
+#include "tools/contraflow/schedule_file.h"
 #include "tools/report/explanation.h"
 #include "tools/report/progress.h"
 #include "tools/report/report.h"
@@ -69,8 +69,9 @@ std::string AboutRank(const ExplainOptions& options, const Explanation& explanat
 int RunExplain(const ExplainOptions& options) {
   CheckQuestion(options);
   std::optional<ProgressLine> progress("explaining " + options.plan);
-  Plan plan = ReadPlanFile(options.plan);
-  const CostModel costs = CostsForPlan(options.costs, plan);
+  ScheduleFile file = ReadTimedSchedule(options.plan);
+  Plan& plan = file.plan;
+  const CostModel costs = CostsOf(options.costs, file, nullptr);
   const std::optional<BrokenRun> broken = RunBroken(plan, costs, options.plan);
   // With its messages, since ranks wait for them; that changes no time.
   if (plan.level == Level::kCompute && !broken) {
@@ -97,7 +98,8 @@ int RunExplain(const ExplainOptions& options) {
 
 std::function<int()> AddExplain(CLI::App* app) {
   const auto options = std::make_shared<ExplainOptions>();
-  AddPlan(app, &options->plan);
+  AddPlan(app, &options->plan)
+      ->description("plan file or folder, or PyTorch's CSV; - is standard input");
   AddCostsOptions(app, &options->costs, "the plan's own");
   AddInteger(app, "--rank", &options->rank, "R", "each idle time of this rank");
   AddTime(app, "--at", &options->at,

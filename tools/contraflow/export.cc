@@ -22,14 +22,20 @@ namespace {
 
 struct ExportOptions {
   std::string plan, to, output = "-";
-  std::string form = "compute";
+  std::string form;  ///< empty: that of `to`
   std::optional<std::string> torch, layers;
+
+  bool titan() const { return to == "torchtitan"; }
 };
 
 TorchCsvOptions TorchOptionsOf(const ExportOptions& options) {
   TorchCsvOptions torch = {.messages = options.form == "compute_comms"};
   if (options.torch) torch.version = ReadOption([&] { return ParseTorchVersion(*options.torch); });
   return torch;
+}
+
+std::string TitanForm(const ExportOptions& options) {
+  return options.form.empty() ? "python" : options.form;
 }
 
 std::string Exported(const Plan& plan, const ExportOptions& options) {
@@ -42,31 +48,37 @@ std::string Exported(const Plan& plan, const ExportOptions& options) {
 }
 
 void CheckFlags(const ExportOptions& options) {
-  const bool titan = options.to == "torchtitan";
-  if (options.layers && options.to != "megatron-layout" && !titan) {
+  const bool csv = options.to == "torch-csv";
+  if (options.layers && options.to != "megatron-layout" && !options.titan()) {
     throw UsageError("--layers: is for --to megatron-layout and torchtitan only");
   }
-  if (titan && (options.output == "-" || CsvBeside(options.output) == options.output)) {
-    throw UsageError(
-        "--output: torchtitan gets a file of values and a CSV of that name beside it; "
-        "give a file such as run.toml");
+  if (options.torch && !csv) throw UsageError("--torch: is for --to torch-csv only");
+  if (!options.form.empty()) {
+    if (!csv && !options.titan()) {
+      throw UsageError("--form: is for --to torch-csv and torchtitan only");
+    }
+    if (csv == IsTorchtitanForm(options.form)) {
+      throw UsageError("--form: must be " +
+                       std::string(csv ? "compute or compute_comms for --to torch-csv, is "
+                                       : "python, flags or toml for --to torchtitan, is ") +
+                       options.form);
+    }
   }
-  if (options.to != "torch-csv" && (options.form != "compute" || options.torch)) {
-    throw UsageError(std::string(options.torch ? "--torch" : "--form") +
-                     ": is for --to torch-csv only");
-  }
+  const std::string flaw =
+      options.titan() ? FlawOfTorchtitanFile(options.output, TitanForm(options)) : "";
+  if (!flaw.empty()) throw UsageError("--output: " + flaw);
   TorchOptionsOf(options);
 }
 
 int Export(const ExportOptions& options) {
   CheckFlags(options);
-  const std::string csv = options.to == "torchtitan" ? CsvBeside(options.output) : "";
+  const std::string csv = options.titan() ? CsvBeside(options.output) : "";
   RefuseOverwrite({"the CSV", csv}, {{"the plan", options.plan}});
   RefuseOverwrite({"--output", options.output}, {{"the plan", options.plan}});
   const Plan plan = ReadPlanFile(options.plan);
   RequireSound(plan, options.plan);
   if (!csv.empty()) {
-    WriteTorchtitanFiles(plan, options.output, options.layers);
+    WriteTorchtitanFiles(plan, options.output, options.layers, TitanForm(options));
   } else {
     WriteFile(options.output, Exported(plan, options));
   }
@@ -82,13 +94,15 @@ std::function<int()> AddExport(CLI::App* app) {
   const auto options = std::make_shared<ExportOptions>();
   AddPlan(app, &options->plan);
   AddChoice(app, "--to", &options->to, "torch-csv|torchtitan|chrome-trace|dot|megatron-layout",
-            "PyTorch's compute order; that and the values of torchtitan's\n"
-            "configuration; the predicted timeline; a graph for Graphviz; the\n"
-            "arguments that make Megatron-LM run the plan")
+            "PyTorch's compute order; that and a Python function with the values\n"
+            "of torchtitan's configuration; the predicted timeline; a graph for\n"
+            "Graphviz; the arguments that make Megatron-LM run the plan")
       ->required();
-  AddChoice(app, "--form", &options->form, "compute|compute_comms",
+  AddChoice(app, "--form", &options->form, "compute|compute_comms|python|flags|toml",
             "for torch-csv: the compute order alone, from which PyTorch makes\nmessages, or with "
-            "those of the plan (default: compute)");
+            "those of the plan (default: compute); for torchtitan:\nPython with the flags in its "
+            "text, these flags alone, or TOML, which no\nrelease since February 2026 reads "
+            "(default: python)");
   app->add_option("--torch", options->torch,
                   "for torch-csv: the release that will read it, which decides what\ncells there "
                   "are (default: 2.15)")
@@ -96,8 +110,8 @@ std::function<int()> AddExport(CLI::App* app) {
   app->add_option("--layers", options->layers,
                   "for megatron-layout and torchtitan, the layers of the model: how many\n"
                   "transformer layers it has or each stage has (6,5x6,4), or a layout\n"
-                  "such as Et*6|(t*6|)*6t*4L (default: those of the costs, else one\n"
-                  "per stage)")
+                  "such as Et*6|(t*6|)*6t*4L (default: those of the costs; where they do\n"
+                  "not say, one a stage for megatron-layout, an error for torchtitan)")
       ->type_name("N|N,N,..|LAYOUT");
   AddText(app, "-o,--output", &options->output, "FILE",
           "where to write; - is stdout (default); torchtitan needs a file");

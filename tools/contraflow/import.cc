@@ -3,6 +3,7 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "compiler/files/file.h"
 #include "compiler/files/plan_io.h"
@@ -12,6 +13,7 @@
 #include "tools/cli/spec_options.h"
 #include "tools/cli/terminal.h"
 #include "tools/contraflow/cmd.h"
+#include "tools/contraflow/schedule_file.h"
 #include "tools/interop/interop.h"
 #include "tools/report/promise.h"
 #include "tools/report/report.h"
@@ -30,11 +32,16 @@ int Import(const ImportOptions& options) {
   RefuseOverwrite({"--output", options.output},
                   {{"the schedule", options.file}, {"--costs", options.costs.file.value_or("")}});
   const Level level = ReadOption([&] { return ParseLevel(options.level); });
-  const CostModel costs = ResolveCosts(options.costs, UnitCosts());
+  std::vector<std::string> assumed;
+  CostModel costs = ResolveCosts(options.costs, UnitCosts(), &assumed);
   if (costs.moe && level >= Level::kComponent) RefuseChunkCosts(options.costs);
   const std::string place = options.file == "-" ? "standard input" : options.file;
-  Plan plan = ReadTorchCsv(ReadFile(options.file, kMaxCsvBytes), place);
+  TorchCsvNotes notes;
+  Plan plan = ReadTorchCsv(ReadFile(options.file, kMaxCsvBytes), place, &notes);
   RequireLossesInTurn(plan, place);
+  if (notes.forwards_alone) costs = CostsOfForwards(std::move(costs), place);
+  if (!notes.forwards_alone) Warn(assumed);
+  SayNotes(notes);
   const bool has_messages = plan.level == Level::kComm;
   const bool keeps = has_messages && level == Level::kComm && !options.remake_comm;
   std::string said = place + ": ";

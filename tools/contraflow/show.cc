@@ -6,9 +6,9 @@
 #include <filesystem>
 #include <memory>
 #include <optional>
+#include <utility>
 
 #include "compiler/files/file.h"
-#include "compiler/files/plan_io.h"
 #include "compiler/plan/error.h"
 #include "compiler/plan/text.h"
 #include "compiler/verify/verify.h"
@@ -17,6 +17,7 @@
 #include "tools/cli/spec_options.h"
 #include "tools/cli/terminal.h"
 #include "tools/contraflow/cmd.h"
+#include "tools/contraflow/schedule_file.h"
 #include "tools/pictures/page.h"
 #include "tools/pictures/picture.h"
 #include "tools/profile/gzip.h"
@@ -101,8 +102,9 @@ struct Shown {
 /// Throws Error for a plan that cannot be executed at all.
 Shown ShowPlan(const std::string& path) {
   Shown shown;
-  shown.plan = ReadPlanFile(path);
-  shown.costs = CostsForPlan({}, shown.plan);
+  ScheduleFile file = ReadTimedSchedule(path);
+  shown.costs = CostsOf({}, file, nullptr);
+  shown.plan = std::move(file.plan);
   shown.name = std::filesystem::path(path).stem().string() + ": " + shown.plan.schedule;
   shown.broken = RunBroken(shown.plan, shown.costs, path);
   if (!shown.broken) shown.report = MakeReport(shown.plan, shown.costs);
@@ -157,8 +159,9 @@ Picture PictureOf(const ShowOptions& options, const Shown& shown) {
 }
 
 std::string Listing(const ShowOptions& options, const std::string& path) {
-  const Plan plan = ReadPlanFile(path);
-  const CostModel costs = CostsForPlan({}, plan);
+  const ScheduleFile file = ReadTimedSchedule(path);
+  const Plan& plan = file.plan;
+  const CostModel costs = CostsOf({}, file, nullptr);
   const View view = ViewOf(options, plan, costs.unit);
   if (Verify(plan).empty()) {
     const Simulation simulation = Simulate(plan, costs);
@@ -230,8 +233,8 @@ int Show(ShowOptions options) {
 std::function<int()> AddShow(CLI::App* app) {
   const auto options = std::make_shared<ShowOptions>();
   AddTexts(app, "PLAN", &options->plans,
-           "plan file or folder; - is standard input; several for --format\nhtml, one above the "
-           "other")
+           "plan files or folders, or PyTorch's CSV; - is standard input; several\nfor --format "
+           "html, one above the other")
       ->required();
   AddInteger(app, "--rank", &options->rank, "R", "only this rank", 0);
   AddTime(app, "--from", &options->from,

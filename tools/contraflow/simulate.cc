@@ -5,13 +5,13 @@
 #include <optional>
 
 #include "compiler/files/file.h"
-#include "compiler/files/plan_io.h"
 #include "compiler/files/trace.h"
 #include "tools/cli/exit.h"
 #include "tools/cli/options.h"
 #include "tools/cli/spec_options.h"
 #include "tools/cli/terminal.h"
 #include "tools/contraflow/cmd.h"
+#include "tools/contraflow/schedule_file.h"
 #include "tools/pictures/page.h"
 #include "tools/report/progress.h"
 #include "tools/report/report.h"
@@ -39,10 +39,11 @@ int RunSimulate(const SimulateOptions& options) {
     throw UsageError("--html: must be a file; standard output is for the report");
   }
   std::optional<ProgressLine> progress("simulating " + options.plan);
-  const Plan plan = ReadPlanFile(options.plan);
+  const ScheduleFile file = ReadTimedSchedule(options.plan);
+  const Plan& plan = file.plan;
   RequireSound(plan, options.plan);
   std::vector<std::string> assumed;
-  const CostModel costs = CostsForPlan(options.costs, plan, &assumed);
+  const CostModel costs = CostsOf(options.costs, file, &assumed);
   Warn(assumed);
   const bool files = !options.trace.empty() || !options.html.empty();
   const Keep keep = options.json && !files ? Keep::kFigures : Keep::kTimeline;
@@ -73,7 +74,8 @@ int RunSimulate(const SimulateOptions& options) {
 
 std::function<int()> AddSimulate(CLI::App* app) {
   const auto options = std::make_shared<SimulateOptions>();
-  AddPlan(app, &options->plan);
+  AddPlan(app, &options->plan)
+      ->description("plan file or folder, or PyTorch's CSV; - is standard input");
   AddCostsOptions(app, &options->costs, "the plan's own");
   AddText(app, "--trace", &options->trace, "FILE",
           "write the predicted timeline as a Chrome/Perfetto trace");

@@ -9,12 +9,12 @@
 #include <vector>
 
 #include "compiler/files/file.h"
-#include "compiler/files/plan_io.h"
 #include "compiler/plan/error.h"
 #include "tools/cli/exit.h"
 #include "tools/cli/options.h"
 #include "tools/cli/terminal.h"
 #include "tools/contraflow/cmd.h"
+#include "tools/contraflow/schedule_file.h"
 #include "tools/interop/interop.h"
 #include "tools/report/progress.h"
 #include "tools/report/promise.h"
@@ -36,6 +36,7 @@ struct Verdict {
   std::string unreadable;  ///< why there is nothing to prove
   bool csv = false;
   Plan plan;
+  TorchCsvNotes notes;
   /// Under which semantics: what was asked for, or what the plan needs.
   std::optional<Semantics> semantics;
   std::vector<Finding> findings;
@@ -44,28 +45,14 @@ struct Verdict {
   bool sound() const { return findings.empty() && unreadable.empty(); }
 };
 
-/// Reads a plan, or PyTorch's CSV, whatever it is called.
-void ReadSchedule(const std::string& path, Verdict* verdict) {
-  if (IsFolder(path)) {
-    verdict->plan = ReadPlanFile(path);
-    return;
-  }
-  InputFile file(path, kMaxPlanBytes);
-  verdict->csv = LooksLikeTorchCsv(file.Beginning()) || path.ends_with(".csv");
-  if (!verdict->csv) {
-    verdict->plan = ReadPlanFile(&file);
-    return;
-  }
-  std::string text;
-  file.ReadRest(&text);
-  verdict->plan = ReadTorchCsv(text, file.name());
-}
-
 Verdict Judge(const std::string& path, const std::optional<Semantics>& asked) {
   Verdict verdict;
   verdict.path = path;
   verdict.semantics = asked;
-  ReadSchedule(path, &verdict);
+  ScheduleFile file = ReadScheduleFile(path);
+  verdict.plan = std::move(file.plan);
+  verdict.csv = file.csv;
+  verdict.notes = std::move(file.notes);
   if (asked) {
     verdict.findings = Verify(verdict.plan, *asked);
   } else if (verdict.csv || verdict.plan.semantics != Semantics::kRank) {
@@ -120,6 +107,7 @@ Json VerdictJson(const Verdict& verdict) {
     document["semantics"] = Name(*verdict.semantics);
   }
   if (!verdict.circle.empty()) document["stricter"] = verdict.circle;
+  if (!verdict.notes.notes.empty()) document["notes"] = verdict.notes.notes;
   return document;
 }
 
@@ -182,6 +170,7 @@ int RunVerify(const VerifyOptions& options) {
     progress.reset();
     sound &= verdict.sound();
     if (!options.json) {
+      SayNotes(verdict.notes);
       if (options.quiet && verdict.sound()) continue;
       Print(!verdict.unreadable.empty() ? verdict.unreadable + "\n"
             : verdict.sound()           ? ProofText(verdict)

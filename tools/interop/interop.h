@@ -47,6 +47,12 @@ std::string WriteTorchCsv(const Plan& plan, const TorchCsvOptions& options = {})
 /// What that file cannot say of the plan and its modules must do: "checkpoint stages 0,1: ...".
 std::vector<std::string> TorchNotes(const Plan& plan);
 
+/// How a CSV was read.
+struct TorchCsvNotes {
+  bool forwards_alone = false;     ///< the backwards of the plan were added: see CostsOfForwards
+  std::vector<std::string> notes;  ///< for people
+};
+
 /// Reads such a file, or PyTorch's lowered form with communication (compute_comms), as it is:
 /// stages live on the rank in whose row they stand. Without SEND and RECV cells it is a plan of
 /// level compute, with them one of level comm, in whose programs they stand where they stand in the
@@ -56,7 +62,14 @@ std::vector<std::string> TorchNotes(const Plan& plan);
 /// a chunk that is done twice, never, or before what it needs on its own rank, for a message
 /// between stages that have none, and for sizes over the limits of plan.h. All else that messages
 /// and ranks together can have wrong is Verify's to say.
-Plan ReadTorchCsv(std::string_view text, const std::string& place);
+///
+/// Reads the same printed as Python's lists, with None for an empty cell. Where there is a BW, or a
+/// W and no I, the letters are those before December 2024: B the input gradient, BW all of it.
+/// Where there are forwards alone, adds a backward after them. `notes` gets the last two and more.
+Plan ReadTorchCsv(std::string_view text, const std::string& place, TorchCsvNotes* notes = nullptr);
+
+/// Costs under which the added backwards take no time. Throws Error for costs of components.
+CostModel CostsOfForwards(CostModel costs, const std::string& place);
 
 /// The first forward of the last stage that is out of turn: PyTorch keeps the losses in the order
 /// of these forwards and takes that of a micro-batch by its number, so that they must ascend.
@@ -87,19 +100,26 @@ std::string CsvPlace(const Plan& plan, int rank, int index);
 /// in rounds of equal length of at least P micro-batches, of which the last may be shorter.
 std::string WriteMegatronLayout(const Plan& plan, const std::optional<std::string>& layers);
 
+/// How torchtitan's configuration is written: as a "python" function with the flags in its file's
+/// text, as these "flags" alone, or as "toml", which releases since February 2026 do not read.
+bool IsTorchtitanForm(std::string_view form);
+
 /// The values of torchtitan's configuration that make it run a plan that WriteTorchCsv takes, whose
-/// file is at `csv`: TOML with "parallelism", where the schedule only places the stages and
-/// module_fqns_per_model_part has the layers that LayersOfStages finds, and, where all stages are
-/// recomputed, "activation_checkpoint". Throws Error if torchtitan cannot place the stages so, or
-/// has no such layers (m).
+/// file is at `csv`: the schedule only places the stages, module_fqns_per_model_part has the layers
+/// that LayersOfStages finds, and where all stages are recomputed activation_checkpoint is full.
+/// Throws Error if torchtitan cannot place the stages so, if the layers are not known, or if
+/// torchtitan has no such layers (m).
 std::string WriteTorchtitan(const Plan& plan, const std::string& csv,
-                            const std::optional<std::string>& layers);
+                            const std::optional<std::string>& layers, std::string_view form);
 
 /// The CSV that goes with such a file: beside it, with its name.
 std::string CsvBeside(const std::string& output);
 
+/// Why the values cannot be in this file, as the CSV has that name or it is TOML's; or "".
+std::string FlawOfTorchtitanFile(const std::string& output, std::string_view form);
+
 /// Writes both.
 void WriteTorchtitanFiles(const Plan& plan, const std::string& output,
-                          const std::optional<std::string>& layers);
+                          const std::optional<std::string>& layers, std::string_view form);
 
 }  // namespace contraflow

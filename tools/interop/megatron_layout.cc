@@ -164,7 +164,7 @@ std::string WriteMegatronLayout(const Plan& plan, const std::optional<std::strin
   } else {
     round = CheckInterleaved(plan, order, spec);
   }
-  const LayerLayout layout = LayersOfStages(plan, layers);
+  const LayerLayout layout = LayersOfStages(plan, layers, UnknownLayers::kOneEach);
   const std::string flaw = FlawOf(layout, plan.ranks);
   if (!flaw.empty()) {
     throw Error("Megatron-LM does not take the layout " + FormatLayerLayout(layout) + ": " + flaw +

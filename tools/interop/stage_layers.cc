@@ -103,7 +103,8 @@ std::optional<int> NumberOfLayers(const std::string& text) {
 
 }  // namespace
 
-LayerLayout LayersOfStages(const Plan& plan, const std::optional<std::string>& layers) {
+LayerLayout LayersOfStages(const Plan& plan, const std::optional<std::string>& layers,
+                           UnknownLayers unknown) {
   const LayerLayout known = OfCosts(plan);
   if (!layers && !known.empty()) return known;
   if (!layers && plan.costs && !plan.costs->partition.empty()) {
@@ -122,6 +123,12 @@ LayerLayout LayersOfStages(const Plan& plan, const std::optional<std::string>& l
           "the stages of this plan differ, and its costs do not say how many layers each has; give "
           "--layers as a list such as 6,5x6,4, or a layout such as Et*6|(t*6|)*6t*4L");
     }
+  }
+  if (!layers && unknown == UnknownLayers::kRefuse) {
+    throw Error(
+        "the costs of this plan do not say how many layers the model has; give --layers, the "
+        "number of transformer layers such as 32, a list of the stages such as 6,5x6,4, or a "
+        "layout such as Et*6|(t*6|)*6t*4L");
   }
   LayerLayout layout = AboutLayers([&] {
     return number ? OfCounts(SpreadLayers(*number, plan.stages)) : ReadLayers(plan, *layers);

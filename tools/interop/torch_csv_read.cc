@@ -38,6 +38,9 @@ struct TypeName {
   std::string_view name;
   Type type;
 };
+/// PyTorch's letters before December 2024; the other names are the same.
+constexpr std::array<TypeName, 4> kOldTypes = {
+    {{"F", Type::kF}, {"B", Type::kI}, {"W", Type::kW}, {"BW", Type::kB}}};
 constexpr std::array<TypeName, 14> kTypes = {{{"F", Type::kF},
                                               {"I", Type::kI},
                                               {"W", Type::kW},
@@ -53,10 +56,11 @@ constexpr std::array<TypeName, 14> kTypes = {{{"F", Type::kF},
                                               {"WAIT_SEND_B", Type::kWaitSendB},
                                               {"WAIT_REDUCE_GRAD", Type::kWaitReduceGrad}}};
 constexpr std::string_view kPair = "OVERLAP_F_B";
+constexpr const char* kOldLetters =
+    "B is read as the input gradient and BW as the full backward, as PyTorch wrote them before "
+    "December 2024, since it has W or BW and no I";
 /// What Windows puts before UTF-8.
 constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";
-
-std::string_view Name(Type type) { return kTypes[static_cast<size_t>(type)].name; }
 
 bool IsCompute(Type type) { return type <= Type::kB; }
 bool IsMessage(Type type) { return type >= Type::kSendF && type <= Type::kRecvB; }
@@ -79,11 +83,12 @@ struct Place {
 /// Part of an instruction, or a message.
 struct Action {
   Type type = Type::kF;
+  std::string_view name = {};  ///< that of the file for its type
   int stage = -1, microbatch = -1;
   Place place;
 
   std::string Text() const {
-    return std::to_string(stage) + std::string(Name(type)) +
+    return std::to_string(stage) + std::string(name) +
            (HasMicrobatch(type) ? std::to_string(microbatch) : "");
   }
 };
@@ -113,18 +118,70 @@ std::string_view Trimmed(std::string_view text) {
   return text;
 }
 
+/// True where B is the input gradient: there is a BW, or a W without any I or pair.
+bool HasOldLetters(std::string_view text) {
+  bool weight = false, input = text.find('(') != std::string_view::npos;
+  for (size_t i = 1; i + 1 < text.size(); ++i) {
+    const auto digit = [&](size_t at) { return text[at] >= '0' && text[at] <= '9'; };
+    if (!digit(i - 1)) continue;
+    if (text.substr(i, 2) == "BW") return true;
+    weight = weight || (text[i] == 'W' && digit(i + 1));
+    input = input || (text[i] == 'I' && digit(i + 1));
+  }
+  return weight && !input;
+}
+
+/// The rows of Python's lists, as PyTorch prints them: "{0: [0F0, None], 1: [..]}", a list a line
+/// or a list of lists. Throws Error for a rank out of turn and for text that is in no list.
+std::string RowsOfLists(std::string_view text, const std::string& file) {
+  std::string rows;
+  int row = 0;
+  const auto between = [&](std::string_view part) {
+    const size_t other = part.find_first_not_of(" \t\r\n,:{}[]Rrank0123456789");
+    if (other != std::string_view::npos) {
+      throw Error(file + ": has " + Shown(part.substr(other)) +
+                  " outside of its lists, one per rank");
+    }
+    const size_t digit = part.find_first_of("0123456789");
+    int rank = row;
+    if (digit == std::string_view::npos) return;
+    std::from_chars(part.data() + digit, part.data() + part.size(), rank);
+    if (rank == row) return;
+    throw Error(file + ": list " + std::to_string(row + 1) + " is of rank " + std::to_string(rank) +
+                "; lists must be in the order of their ranks");
+  };
+  size_t close = text.find(']');
+  while (close != std::string_view::npos) {
+    const size_t open = text.rfind('[', close);
+    if (open == std::string_view::npos) break;  // the end of a list of lists
+    between(text.substr(0, open));
+    std::string line(text.substr(open + 1, close - open - 1));
+    std::replace(line.begin(), line.end(), '\n', ' ');
+    rows += (line.empty() ? "," : line) + "\n";
+    ++row;
+    text.remove_prefix(close + 1);
+    close = text.find(']');
+  }
+  if (text.find('[') != std::string_view::npos) throw Error(file + ": ends within a list");
+  between(text);
+  return rows;
+}
+
 class Reader {
  public:
-  Reader(std::string_view text, const std::string& place) : text_(text), file_(place) {}
+  Reader(std::string_view text, const std::string& place)
+      : text_(text), file_(place), old_(HasOldLetters(text)) {}
 
-  Plan Read() {
-    while (!text_.empty()) ReadRow();
+  Plan Read(TorchCsvNotes* notes) {
+    while (text_.find_first_not_of(" \t\r\n") != std::string_view::npos) ReadRow();
     if (plan_.programs.empty()) throw Error(file_ + ": is empty; it must have one row per rank");
     plan_.ranks = static_cast<int>(plan_.programs.size());
     FindStages();
     CheckChunks();
     FinishHead();
+    if (ForwardsAlone()) AddBackwards();
     FinishMessages();
+    if (notes != nullptr) TakeNotes(notes);
     return std::move(plan_);
   }
 
@@ -162,7 +219,8 @@ class Reader {
       cell = cell.substr(1, cell.size() - 2);
     }
     cell = Trimmed(cell);
-    if (cell.empty()) return AddIdle();
+    if (cell.empty() || cell == "None") return AddIdle();
+    ++cells_;
     if (cell.starts_with('(')) return ReadPair(cell, place);
     const Action action = ReadAction(cell, cell, place);
     Program& program = plan_.programs.back();
@@ -179,7 +237,11 @@ class Reader {
     } else {
       AddMark(
           {.kind = MarkOf(action.type), .stage = action.stage, .microbatch = action.microbatch});
-      if (HasMicrobatch(action.type)) waits_.push_back(action);
+      if (HasMicrobatch(action.type)) {
+        waits_.push_back(action);
+      } else {
+        ++sharded_;
+      }
     }
   }
 
@@ -228,18 +290,18 @@ class Reader {
     action.place = place;
     const std::optional<int> stage = TakeNumber(&text);
     const size_t length = std::min(text.size(), text.find_first_of("0123456789"));
-    const auto* const type = std::find_if(kTypes.begin(), kTypes.end(), [&](const TypeName& known) {
-      return known.name == text.substr(0, length);
-    });
-    if (!stage || type == kTypes.end()) {
+    const auto* const type = TypeOf(text.substr(0, length));
+    if (!stage || type == nullptr) {
       Fail(place,
-           Shown(cell) +
-               ": is not an action; an action is a stage, one of F I W B SEND_F RECV_F SEND_B "
+           Shown(cell) + ": is not an action; an action is a stage, one of F " +
+               (old_ ? "B W BW" : "I W B") +
+               " SEND_F RECV_F SEND_B "
                "RECV_B WAIT_SEND_F WAIT_SEND_B and a micro-batch, as in 2F0, or a stage and one of "
                "UNSHARD RESHARD REDUCE_GRAD WAIT_REDUCE_GRAD");
     }
     text.remove_prefix(length);
     action.type = type->type;
+    action.name = type->name;
     action.stage = *stage;
     if (*stage >= kMaxStages) {
       Fail(place, Shown(cell) + ": the stage must be in 0.." + std::to_string(kMaxStages - 1));
@@ -258,6 +320,17 @@ class Reader {
     }
     Own(action);
     return action;
+  }
+
+  /// Null for a name that is none.
+  const TypeName* TypeOf(std::string_view name) const {
+    const auto is = [&](const TypeName& known) { return known.name == name; };
+    if (const auto* const found = std::find_if(kOldTypes.begin(), kOldTypes.end(), is);
+        old_ && found != kOldTypes.end()) {
+      return found;
+    }
+    const auto* const found = std::find_if(kTypes.begin(), kTypes.end(), is);
+    return found == kTypes.end() || (old_ && found->type == Type::kI) ? nullptr : found;
   }
 
   /// The number that `text` begins with, cut off; too large ones come back as the largest int.
@@ -325,7 +398,8 @@ class Reader {
     throw Error(file_ + ": row " + std::to_string(owners_[static_cast<size_t>(stage)].row + 1) +
                 " has no " + what + " of stage " + std::to_string(stage) + " for micro-batch " +
                 std::to_string(microbatch) + "; every stage runs all " +
-                std::to_string(microbatches_) + " micro-batches");
+                std::to_string(microbatches_) + " micro-batches" +
+                (old_ && what != "forward" ? "; " + std::string(kOldLetters) : ""));
   }
 
   /// `later` must stand behind `earlier` in their row.
@@ -337,11 +411,50 @@ class Reader {
 
   void CheckChunks() {
     CheckComplete(&forwards_, "forward");
+    if (ForwardsAlone()) return;
     CheckComplete(&backwards_, "backward");
     CheckComplete(&weights_, "weight gradient");
     for (size_t i = 0; i < forwards_.size(); ++i) {
       CheckBehind(backwards_[i], forwards_[i]);
       if (weights_[i].type == Type::kW) CheckBehind(weights_[i], backwards_[i]);
+    }
+  }
+
+  /// A step without backward, as for evaluation.
+  bool ForwardsAlone() const { return backwards_.empty() && weights_.empty(); }
+
+  /// Adds a backward of all micro-batches, since plans have them, with messages where there are
+  /// any.
+  void AddBackwards() {
+    const bool messages = !messages_.empty();
+    for (int m = 0; m < microbatches_; ++m) {
+      for (int s = plan_.stages - 1; s >= 0; --s) {
+        const Place place = owners_[static_cast<size_t>(s)];
+        Program& program = plan_.program(place.row);
+        const auto add = [&](Type type, Op op) {
+          messages_.push_back(
+              {{.type = type, .stage = s, .microbatch = m, .place = place}, program.size()});
+          program.push_back(Message(op, s, m, -1));
+        };
+        if (messages && Crosses(s)) add(Type::kRecvB, Op::RECV_B);
+        program.push_back(CellOp(Op::BW, s, m));
+        if (messages && Crosses(s - 1)) add(Type::kSendB, Op::SEND_B);
+      }
+    }
+  }
+
+  void TakeNotes(TorchCsvNotes* notes) const {
+    notes->forwards_alone = ForwardsAlone();
+    const auto note = [&](const std::string& text) { notes->notes.push_back(file_ + ": " + text); };
+    if (old_) note(kOldLetters);
+    if (notes->forwards_alone) {
+      note(
+          "has forwards alone; a backward that takes no time is added after them, so its messages "
+          "take comm, and activations are held to the end");
+    }
+    if (sharded_ > 0) {
+      note(std::to_string(sharded_) + " of its " + std::to_string(cells_) +
+           " cells are UNSHARD, RESHARD, REDUCE_GRAD or WAIT_REDUCE_GRAD, which take no time here");
     }
   }
 
@@ -399,20 +512,51 @@ class Reader {
   std::vector<std::pair<Action, size_t>> messages_;  ///< and where each is in its program
   int microbatches_ = 0;
   bool marked_ = false;  ///< some rank has a mark
+  const bool old_;       ///< kOldTypes
+  int64_t cells_ = 0, sharded_ = 0;
 };
 
 }  // namespace
 
 bool LooksLikeTorchCsv(std::string_view beginning) {
   if (beginning.starts_with(kByteOrderMark)) beginning.remove_prefix(kByteOrderMark.size());
-  return !beginning.empty() &&
-         ((beginning[0] >= '0' && beginning[0] <= '9') ||
-          std::string_view(",(\" \r\n").find(beginning[0]) != std::string_view::npos);
+  constexpr std::string_view kFirst = "0123456789,(\" \r\nN";
+  if (beginning.empty() || kFirst.find(beginning[0]) != std::string_view::npos) {
+    return !beginning.empty();
+  }
+  // A list of lists or a dict of them, where JSON has names in quotes or objects.
+  const size_t first = beginning.find_first_not_of("[{ \t\r\n");
+  return std::string_view("[{").find(beginning[0]) != std::string_view::npos &&
+         first != std::string_view::npos &&
+         kFirst.find(beginning[first]) != std::string_view::npos && beginning[first] != '"';
 }
 
-Plan ReadTorchCsv(std::string_view text, const std::string& place) {
+Plan ReadTorchCsv(std::string_view text, const std::string& place, TorchCsvNotes* notes) {
   if (text.starts_with(kByteOrderMark)) text.remove_prefix(kByteOrderMark.size());
-  return Reader(text, place).Read();
+  if (text.find('[') == std::string_view::npos) return Reader(text, place).Read(notes);
+  const std::string rows = RowsOfLists(text, place);
+  return Reader(rows, place).Read(notes);
+}
+
+CostModel CostsOfForwards(CostModel costs, const std::string& place) {
+  const auto refuse = [&](bool components) {
+    if (!components) return;
+    throw Error(place +
+                ": has forwards alone, and these costs are of components; give costs of "
+                "stages");
+  };
+  const auto leave = [](StageCost* cost) {
+    cost->b = cost->w = cost->bw = 0;
+    cost->reduce = cost->step = 0;
+    cost->fb = cost->f;
+  };
+  refuse(costs.moe || !costs.stage_moe.empty());
+  for (StageCost& stage : costs.stages) leave(&stage);
+  for (LayerCost& layer : costs.layers) {
+    refuse(layer.moe.has_value());
+    leave(&layer.cost);
+  }
+  return costs;
 }
 
 Plan WithoutMessages(Plan plan) {

@@ -6,8 +6,8 @@
 #include "tools/interop/interop.h"
 #include "tools/interop/stage_layers.h"
 
-// Keys and their meaning: torchtitan, torchtitan/config (ParallelismConfig) and
-// torchtitan/distributed/pipeline_parallel.py.
+// Keys and their meaning: torchtitan, torchtitan/config (ParallelismConfig, and ConfigManager for
+// flags) and torchtitan/distributed/pipeline_parallel.py.
 
 namespace contraflow {
 namespace {
@@ -35,8 +35,8 @@ std::string PlacingSchedule(const Plan& plan) {
       "rank after rank again and again, or a V");
 }
 
-/// A basic string of TOML.
-std::string QuoteToml(const std::string& text) {
+/// A string of TOML and of Python, whose escapes these are.
+std::string Quoted(const std::string& text) {
   constexpr std::string_view kDigits = "0123456789abcdef";
   std::string out = "\"";
   for (const char c : text) {
@@ -51,81 +51,153 @@ std::string QuoteToml(const std::string& text) {
   return out + "\"";
 }
 
-/// The modules of each stage, a list a line.
-std::string ModulesOf(const LayerLayout& layout) {
-  std::string text = "[\n";
+/// A word for a shell.
+std::string ShellWord(const std::string& text) {
+  constexpr std::string_view kPlain =
+      "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_./,-";
+  if (!text.empty() && text.find_first_not_of(kPlain) == std::string::npos) return text;
+  std::string out = "'";
+  for (const char c : text) out += c == '\'' ? std::string("'\\''") : std::string(1, c);
+  return out + "'";
+}
+
+/// One value of torchtitan's ParallelismConfig.
+struct Setting {
+  std::string key;
+  std::string value;  ///< in Python and TOML
+  std::string flag;   ///< on the command line
+  std::string comment = {};
+};
+
+Setting OfNumber(const std::string& key, int number) {
+  return {key, std::to_string(number), std::to_string(number)};
+}
+
+/// The modules of each stage: a list of lists, or a word a stage.
+Setting ModulesOf(const LayerLayout& layout) {
+  Setting setting = {"module_fqns_per_model_part", "[\n", "",
+                     "torchtitan deletes every layer that is not listed."};
   int layer = 0;
   for (const std::string& stage : layout) {
-    std::string modules;
-    const auto add = [&](const std::string& name) {
-      modules += (modules.empty() ? "" : ", ") + QuoteToml(name);
-    };
+    std::vector<std::string> names;
     for (const char c : stage) {
       if (c == 'm') {
         throw Error("torchtitan has no module for a layer of multi-token prediction (m)");
       }
-      if (c == 'E') add("tok_embeddings");
-      if (c == 't') add("layers." + std::to_string(layer++));
-      if (c == 'L') {
-        add("norm");
-        add("lm_head");
-      }
+      if (c == 'E') names.emplace_back("tok_embeddings");
+      if (c == 't') names.push_back("layers." + std::to_string(layer++));
+      if (c == 'L') names.insert(names.end(), {"norm", "lm_head"});
     }
-    text += "  [" + modules + "],\n";
+    setting.value += "        [";
+    setting.flag += setting.flag.empty() ? "" : " ";
+    for (size_t i = 0; i < names.size(); ++i) {
+      setting.value += (i > 0 ? ", " : "") + Quoted(names[i]);
+      setting.flag += (i > 0 ? "," : "") + names[i];
+    }
+    setting.value += "],\n";
   }
-  return text + "]";
+  setting.value += "    ]";
+  return setting;
+}
+
+std::vector<Setting> SettingsOf(const Plan& plan, const std::string& csv,
+                                const LayerLayout& layout) {
+  const std::string schedule = PlacingSchedule(plan);
+  const bool v = schedule == "DualPipeV" || schedule == "ZBVZeroBubble";
+  std::vector<Setting> settings = {OfNumber("pipeline_parallel_degree", plan.ranks)};
+  if (plan.expert_parallel > 1) {
+    settings.push_back(OfNumber("expert_parallel_degree", plan.expert_parallel));
+  }
+  settings.push_back({"pipeline_parallel_schedule", Quoted(schedule), schedule,
+                      "Only places the stages; the file has the order that runs."});
+  settings.push_back({"pipeline_parallel_schedule_csv", Quoted(csv), ShellWord(csv),
+                      v ? "PyTorch's defer_pp_recv must stay off: with a V it receives in another "
+                          "order than it sends."
+                        : ""});
+  settings.push_back(OfNumber("num_pp_microbatches", plan.microbatches));
+  settings.push_back(ModulesOf(layout));
+  return settings;
+}
+
+bool RecomputesAll(const Plan& plan) {
+  const RecomputedCells recomputed(plan);
+  for (int s = 0; s < plan.stages; ++s) {
+    if (!recomputed.HasStage(s) || !recomputed.extent(s).whole()) return false;
+  }
+  return true;
+}
+
+/// The plan and its notes, each line after `prefix`.
+std::string AboutPlan(const Plan& plan, const std::string& prefix) {
+  std::string text = prefix + plan.schedule + ", " + std::to_string(plan.ranks) + " ranks, " +
+                     std::to_string(plan.stages) + " stages, " + std::to_string(plan.microbatches) +
+                     " micro-batches; needs torch >= " + ToString(TorchReleaseFor(plan)) + "\n";
+  for (const std::string& note : TorchNotes(plan)) text += prefix + note + "\n";
+  return text;
+}
+
+/// A value a line, each with `before` before it and its comment above it.
+std::string ValueLines(const std::vector<Setting>& settings, const std::string& indent,
+                       const std::string& before) {
+  std::string text;
+  for (const Setting& setting : settings) {
+    if (!setting.comment.empty()) text += indent + "# " + setting.comment + "\n";
+    text += indent + before + setting.key + " = " + setting.value + "\n";
+  }
+  return text;
+}
+
+/// A flag a line, the subcommand last.
+std::string FlagLines(const std::vector<Setting>& settings, bool full, const std::string& indent) {
+  std::string text;
+  for (const Setting& setting : settings) {
+    text += indent + "--parallelism." + setting.key + " " + setting.flag + "\n";
+  }
+  return text + (full ? indent + "activation-checkpoint:full\n" : "");
+}
+
+std::string TomlText(const Plan& plan, const std::vector<Setting>& settings, bool full) {
+  return AboutPlan(plan, "# ") +
+         "# For releases before February 2026; later ones read no TOML. Where num_pp_microbatches\n"
+         "# is no key, training.local_batch_size is that number. lm_head was output.\n"
+         "\n[parallelism]\n" +
+         ValueLines(settings, "", "") +
+         (full ? "\n[activation_checkpoint]\nmode = \"full\"\n" : "");
+}
+
+std::string PythonText(const Plan& plan, const std::vector<Setting>& settings, bool full) {
+  const std::string about =
+      AboutPlan(plan, "") +
+      "\nA function for torchtitan's --module and --config takes a configuration and gives it this "
+      "pipeline:\n\n    def my_run():\n        return with_plan(llama3_8b())\n\n"
+      "The same as flags of torchtitan's command line:\n\n" +
+      FlagLines(settings, full, "    ");
+  std::string text = "\"\"\"";
+  for (const char c : about) text += c == '\\' || c == '"' ? std::string{'\\', c} : std::string{c};
+  text += "\"\"\"\n\n";
+  if (full) text += "from torchtitan.distributed.activation_checkpoint import FullAC\n\n";
+  text +=
+      "\ndef with_plan(config):\n    \"\"\"Returns this Trainer.Config with the pipeline of the "
+      "plan.\"\"\"\n" +
+      ValueLines(settings, "    ", "config.parallelism.");
+  if (full) text += "    config.activation_checkpoint = FullAC.Config()\n";
+  return text + "    return config\n";
 }
 
 }  // namespace
 
+bool IsTorchtitanForm(std::string_view form) {
+  return form == "python" || form == "flags" || form == "toml";
+}
+
 std::string WriteTorchtitan(const Plan& plan, const std::string& csv,
-                            const std::optional<std::string>& layers) {
-  CF_ASSERT(plan.routes.size() == 1);
-  const std::string schedule = PlacingSchedule(plan);
-  const LayerLayout layout = LayersOfStages(plan, layers);
-  const bool v = schedule == "DualPipeV" || schedule == "ZBVZeroBubble";
-  std::string text = "# " + plan.schedule + ", " + std::to_string(plan.ranks) + " ranks, " +
-                     std::to_string(plan.stages) + " stages, " + std::to_string(plan.microbatches) +
-                     " micro-batches; needs torch >= " + ToString(TorchReleaseFor(plan)) + "\n";
-  for (const std::string& note : TorchNotes(plan)) text += "# " + note + "\n";
-  text += "\n[parallelism]\n";
-  const auto set = [&](const char* key, const std::string& value) {
-    text += std::string(key) + " = " + value + "\n";
-  };
-  set("pipeline_parallel_degree", std::to_string(plan.ranks));
-  if (plan.expert_parallel > 1) {
-    set("expert_parallel_degree", std::to_string(plan.expert_parallel));
-  }
-  text += "# Only places the stages; what runs is the file.\n";
-  set("pipeline_parallel_schedule", QuoteToml(schedule));
-  set("pipeline_parallel_schedule_csv", QuoteToml(csv));
-  if (v) {
-    text +=
-        "# PyTorch's defer_pp_recv must stay off, as it is in torchtitan: with a V it receives in\n"
-        "# another order than it sends.\n";
-  }
-  text += "# Releases without this key: training.local_batch_size is so many micro-batches.\n";
-  set("num_pp_microbatches", std::to_string(plan.microbatches));
-  text +=
-      "# In the newest releases pipeline_parallel_module_fqns_per_model_part; lm_head was "
-      "output.\n";
-  set("module_fqns_per_model_part", ModulesOf(layout));
-  // The number that gives as many stages, of torchtitan's own cut: embedding and head count one
-  // layer each.
-  int64_t count = 2;
-  for (const std::string& stage : layout) count += std::count(stage.begin(), stage.end(), 't');
-  const int64_t each = (count + plan.stages - 1) / plan.stages;
-  if ((count + each - 1) / each == plan.stages) {
-    text += "# Instead of the modules, for an even cut of torchtitan's own:\n";
-    set("# pipeline_parallel_layers_per_stage", std::to_string(each));
-  }
-  const RecomputedCells recomputed(plan);
-  bool all = true;
-  for (int s = 0; s < plan.stages; ++s) {
-    all = all && recomputed.HasStage(s) && recomputed.extent(s).whole();
-  }
-  if (all) text += "\n[activation_checkpoint]\nmode = \"full\"\n";
-  return text;
+                            const std::optional<std::string>& layers, std::string_view form) {
+  CF_ASSERT(plan.routes.size() == 1 && IsTorchtitanForm(form));
+  const std::vector<Setting> settings =
+      SettingsOf(plan, csv, LayersOfStages(plan, layers, UnknownLayers::kRefuse));
+  const bool full = RecomputesAll(plan);
+  if (form == "flags") return FlagLines(settings, full, "");
+  return form == "toml" ? TomlText(plan, settings, full) : PythonText(plan, settings, full);
 }
 
 std::string CsvBeside(const std::string& output) {
@@ -133,10 +205,22 @@ std::string CsvBeside(const std::string& output) {
   return output.substr(0, dot == std::string::npos || dot <= name ? output.size() : dot) + ".csv";
 }
 
+std::string FlawOfTorchtitanFile(const std::string& output, std::string_view form) {
+  const std::string name = form == "toml" ? "run.toml" : "run.py";
+  if (output == "-" || CsvBeside(output) == output) {
+    return "torchtitan gets a file of values and a CSV of that name beside it; give a file such "
+           "as " +
+           name;
+  }
+  if (!output.ends_with(".toml") || form == "toml") return "";
+  return "torchtitan reads no TOML since February 2026; give a file such as " + name +
+         ", or the form toml for an older release";
+}
+
 void WriteTorchtitanFiles(const Plan& plan, const std::string& output,
-                          const std::optional<std::string>& layers) {
+                          const std::optional<std::string>& layers, std::string_view form) {
   const std::string csv = CsvBeside(output), schedule = WriteTorchCsv(plan);
-  const std::string values = WriteTorchtitan(plan, csv, layers);
+  const std::string values = WriteTorchtitan(plan, csv, layers, form);
   WriteFile(csv, schedule);
   WriteFile(output, values);
 }

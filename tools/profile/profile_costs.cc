@@ -71,7 +71,8 @@ class CostMaker {
       names += (names.empty() ? "" : ", ") + Excerpt(name);
     }
     throw Error((files_.size() == 1 ? files_.front().place : "the files") +
-                ": nothing was timed that costs are made of, such as PP:0F3, attn(F) or F s0 m3" +
+                ": nothing was timed that costs are made of, such as PP:0F3, Forward 3, attn(F) or "
+                "F s0 m3" +
                 (names.empty() ? "" : "; ranges there are " + names) +
                 "; PyTorch's runtime of schedules (_PipelineScheduleRuntime) names its actions");
   }

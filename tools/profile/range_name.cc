@@ -108,6 +108,15 @@ std::optional<Instruction> ParseRange(std::string_view name) {
   return component ? component : ParseOwn(name);
 }
 
+std::optional<Instruction> ParseOneStage(std::string_view name, int stage) {
+  const bool forward = name.starts_with("Forward ");
+  if (!forward && !name.starts_with("Backward ")) return std::nullopt;
+  name.remove_prefix(name.find(' ') + 1);
+  int microbatch = 0;
+  if (!TakeIndex(&name, kMaxMicrobatches, &microbatch) || !name.empty()) return std::nullopt;
+  return CellOp(forward ? Op::F : Op::BW, stage, microbatch);
+}
+
 void AddUnmapped(std::string_view name, FileSamples* file) {
   constexpr size_t kMostNames = 1000, kMostBytes = 80;
   std::string shown;

@@ -30,7 +30,8 @@ struct TraceText {
 /// When every instruction of a plan ran.
 struct MeasuredRun {
   Timeline timeline;
-  int steps = 1;  ///< that the traces have; this is the last of them
+  int steps = 1;                        ///< that the traces have; this is the last of them
+  std::vector<std::string> notes = {};  ///< what else is to be known about the times
 
   /// How it is to be read beside the plan: "step 3 of 3; 1 unit of the plan is taken as 1 ms", or
   /// "".
@@ -38,7 +39,8 @@ struct MeasuredRun {
 };
 
 /// A run of a plan from the traces that contraflow-run or contraflow.torch wrote of it, of all
-/// ranks or one each. Throws Error for an instruction of the plan that is not there, for
+/// ranks or one each; or from those of PyTorch's profiler, one each, whose rank is that of their
+/// stages. Throws Error for an instruction of the plan that is not there, for
 /// computations of a rank that overlap or have another order than in its program, and for traces of
 /// another plan.
 MeasuredRun ReadRun(const Plan& plan, const std::vector<TraceText>& traces);

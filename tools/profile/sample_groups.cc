@@ -57,6 +57,14 @@ SampleGroups GroupSamples(const std::vector<FileSamples>& files, const ProfileOp
   int world = 0;
   for (const FileSamples& file : files) {
     const int warmup = WarmupOf(file, options);
+    if (file.one_stage && options.plan && file.world_size > 0 &&
+        file.world_size != options.plan->ranks) {
+      throw Error(file.place + ": names no stage, is of rank " + std::to_string(file.rank) +
+                  " of " + std::to_string(file.world_size) + ", and the plan has " +
+                  std::to_string(options.plan->ranks) +
+                  " ranks, so its stage is not known; give a table with the columns stage, op and "
+                  "time (--from csv)");
+    }
     for (const Sample& sample : file.samples) {
       const Instruction& what = sample.what;
       // Of a message the stages do not matter, and components cost the same in every stage.

@@ -18,8 +18,9 @@ namespace contraflow {
 struct Sample {
   Instruction what;
   double time = 0;
-  int step = 0;   ///< counted from 0 in each file; -1: not known
-  int rank = -1;  ///< -1: that of the file
+  int step = 0;    ///< counted from 0 in each file; -1: not known
+  int rank = -1;   ///< -1: that of the file
+  double end = 0;  ///< traces of PyTorch only
 };
 
 /// One side of a message: a SEND named after the stage that makes what is sent, from its start; a
@@ -39,7 +40,8 @@ struct FileSamples {
   std::map<std::string, int64_t> unmapped;  ///< names that mean nothing here (AddUnmapped)
   std::vector<std::string> notes;           ///< what else is to be known about these times
   int rank = -1, world_size = 0;            ///< -1 and 0 where it does not say
-  int layers = 0;  ///< components of so many layers make a chunk; 0: not known
+  int layers = 0;          ///< components of so many layers make a chunk; 0: not known
+  bool one_stage = false;  ///< its ranges name no stage, and are of that with the rank's number
   /// Whether ranks computed nothing during a REDUCE; nothing where no computation follows one.
   std::optional<bool> reduce_blocks;
 };
@@ -49,6 +51,9 @@ struct FileSamples {
 /// "attn(F)", a component; "F s0 m3" of this project's traces. Messages have no peer. Nothing if it
 /// is none.
 std::optional<Instruction> ParseRange(std::string_view name);
+
+/// The F or BW of this stage (-1: not known) that "Forward 3" or "Backward 3" is: see one_stage.
+std::optional<Instruction> ParseOneStage(std::string_view name, int stage);
 
 /// Without the blanks at both ends.
 std::string_view TrimBlanks(std::string_view text);

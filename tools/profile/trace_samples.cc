@@ -100,6 +100,7 @@ class TraceSamples {
     const auto by_start = [](const Range& a, const Range& b) {
       return std::pair(a.span.start, -a.span.end) < std::pair(b.span.start, -b.span.end);
     };
+    NameOneStage();
     std::stable_sort(ranges_.begin(), ranges_.end(), by_start);
     std::stable_sort(device_ranges_.begin(), device_ranges_.end(), by_start);
     std::sort(launches_.begin(), launches_.end());
@@ -130,6 +131,7 @@ class TraceSamples {
       end.start += head.base;
       end.end += head.base;
     }
+    for (Sample& sample : file_.samples) sample.end += head.base;
     CountLayers();
     if (host_) {
       file_.notes.push_back(
@@ -139,6 +141,28 @@ class TraceSamples {
   }
 
  private:
+  /// Where no range is an instruction, takes "Forward 3" and "Backward 3" of PyTorch's schedules of
+  /// one stage a rank, Schedule1F1B and ScheduleGPipe.
+  void NameOneStage() {
+    const auto named = [](const Range& range) { return range.what.has_value(); };
+    if (!own_.empty() || std::ranges::any_of(ranges_, named) ||
+        std::ranges::any_of(device_ranges_, named)) {
+      return;
+    }
+    for (std::vector<Range>* ranges : {&ranges_, &device_ranges_}) {
+      for (Range& range : *ranges) {
+        range.what = ParseOneStage(range.name, file_.rank);
+        file_.one_stage = file_.one_stage || range.what;
+      }
+    }
+    if (!file_.one_stage) return;
+    file_.notes.push_back(
+        std::string("\"Forward\" and \"Backward\" name no stage: they are taken for ") +
+        (file_.rank < 0 ? "every stage, as the trace names no rank"
+                        : "the stage with the number of the rank") +
+        "; waits for receives are within them");
+  }
+
   static bool IsComponent(const Range& range) {
     return range.what && OperandsOf(range.what->op) == Operands::kLayer;
   }
@@ -171,7 +195,7 @@ class TraceSamples {
     if (!works_.empty()) {
       const std::optional<Interval> work = WorkOfRange(range.span);
       if (work) {
-        file_.samples.push_back({what, work->end - work->start, 0});
+        file_.samples.push_back({what, work->end - work->start, 0, -1, work->end});
       } else {
         ++without_work_;
       }
@@ -226,7 +250,8 @@ class TraceSamples {
       from = receive->span.end;
     }
     host_ = true;
-    file_.samples.push_back({what, range.span.end - range.span.start - waited, 0});
+    file_.samples.push_back(
+        {what, range.span.end - range.span.start - waited, 0, -1, range.span.end});
   }
 
   /// A receive is posted in its range, and ends where it was waited for. That wait began where the
@@ -253,7 +278,7 @@ class TraceSamples {
     std::vector<Range> merged;
     std::map<std::string, size_t> last;  // of each name, in `merged`
     for (const Range& range : device_ranges_) {
-      if (!range.what || IsMessage(range.what->op)) continue;
+      if (!range.what) continue;
       const auto same = last.find(range.name);
       if (same != last.end() && range.span.start <= merged[same->second].span.end) {
         Interval& whole = merged[same->second].span;
@@ -263,8 +288,12 @@ class TraceSamples {
         merged.push_back(range);
       }
     }
-    for (const Range& range : merged) {
-      file_.samples.push_back({*range.what, range.span.end - range.span.start, 0});
+    for (const auto& [what, name, span, tid] : merged) {
+      if (IsMessage(what->op)) {
+        file_.messages.push_back({*what, span.start, span.end, 0});
+      } else {
+        file_.samples.push_back({*what, span.end - span.start, 0, -1, span.end});
+      }
     }
   }
 

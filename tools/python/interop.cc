@@ -32,8 +32,11 @@ Self FromTorchCsv(const Path& path, const std::string& level, const py::object& 
   auto [plan,
         assumed] = UntilInterrupted([path, option, target, remake_comm](const std::atomic<bool>&) {
     std::vector<std::string> said;
-    const CostModel model = ResolveCosts(option, UnitCosts(), &said);
-    Plan order = ReadTorchCsv(ReadFile(path.string(), kMaxCsvBytes), path.string());
+    CostModel model = ResolveCosts(option, UnitCosts(), &said);
+    TorchCsvNotes notes;
+    Plan order = ReadTorchCsv(ReadFile(path.string(), kMaxCsvBytes), path.string(), &notes);
+    said.insert(said.end(), notes.notes.begin(), notes.notes.end());
+    if (notes.forwards_alone) model = CostsOfForwards(std::move(model), path.string());
     RequireLossesInTurn(order, path.string());
     if (order.level == Level::kComm && target == Level::kComm && !remake_comm) {
       // As it is, for verify() to judge.
@@ -73,16 +76,17 @@ std::optional<std::string> TextOf(const Layers& layers) {
   return count ? std::to_string(*count) : std::get<std::string>(*layers);
 }
 
-void ToTorchtitan(const PlanObject& self, const Path& path, const Layers& layers) {
-  if (CsvBeside(path.string()) == path.string()) {
-    throw Error(
-        "path: the CSV has that name and stands beside the values; give a file such as "
-        "run.toml");
+void ToTorchtitan(const PlanObject& self, const Path& path, const Layers& layers,
+                  const std::string& form) {
+  if (!IsTorchtitanForm(form)) {
+    throw Error("form: must be python, flags or toml, is \"" + form.substr(0, 64) + "\"");
   }
+  const std::string flaw = FlawOfTorchtitanFile(path.string(), form);
+  if (!flaw.empty()) throw Error("path: " + flaw);
   {
     const py::gil_scoped_release others;
     self.Verify();
-    WriteTorchtitanFiles(self.plan, path.string(), TextOf(layers));
+    WriteTorchtitanFiles(self.plan, path.string(), TextOf(layers), form);
   }
   Warn(TorchNotes(self.plan), 1);
 }
@@ -173,8 +177,11 @@ void BindInterop(PlanClass* plan) {
           py::arg("layers") = py::none(), py::call_guard<py::gil_scoped_release>(),
           "The arguments with which Megatron-LM runs the plan, one a line.")
       .def("to_torchtitan", &ToTorchtitan, py::arg("path"), py::arg("layers") = py::none(),
-           "Writes the values of torchtitan's configuration that make it run the plan, and beside "
-           "them, with the same name, the CSV that they name. Warns of what a CSV cannot say.")
+           py::arg("form") = "python",
+           "Writes the values of torchtitan's configuration that make it run the plan, as a Python "
+           "function, as form \"flags\" or, for releases before February 2026, as form \"toml\"; "
+           "and beside them, with the same name, the CSV that they name. Warns of what a CSV "
+           "cannot say.")
       .def(
           "grid",
           [](const PlanObject& self, int width) {

@@ -35,6 +35,23 @@ std::string TraceOf(const std::string& events, const std::string& head = "") {
   return "{" + head + "\"traceEvents\": [\n" + events.substr(0, events.size() - 2) + "]}";
 }
 
+/// "(0F7;7B3)OVERLAP_F_B"
+std::string RangeOf(const Instruction& what) {
+  const auto of = [](int stage, const char* type, int m) {
+    return std::to_string(stage) + type + std::to_string(m);
+  };
+  if (what.op == Op::FB) {
+    return "(" + of(what.stage, "F", what.microbatch) + ";" +
+           of(what.back_stage, "B", what.back_microbatch) + ")OVERLAP_F_B";
+  }
+  const std::string name(Name(what.op));
+  return of(what.stage,
+            what.op == Op::BW  ? "B"
+            : what.op == Op::B ? "I"
+                               : name.c_str(),
+            what.microbatch);
+}
+
 TEST_SUITE("unit") {
   TEST_CASE("names of ranges") {
     const std::pair<const char*, Instruction> known[] = {
@@ -181,6 +198,117 @@ TEST_SUITE("unit") {
       int64_t warmup = 0;
       for (const ProfiledRow& row : profile.rows) warmup += row.warmup;
       CHECK(warmup == 0);  // it is one step, though two ranks have a REDUCE of one stage
+    }
+  }
+
+  TEST_CASE("a run of PyTorch is told by the stages of its traces") {
+    for (const char* schedule : {"1f1b", "zb-1p", "interleaved-1f1b", "zb-v", "dualpipe-v"}) {
+      CAPTURE(schedule);
+      Spec spec;
+      spec.schedule = schedule;
+      spec.ranks = 2;
+      spec.microbatches = 4;
+      spec.costs = UniformCosts(30000, 20000, 10000, 4000);
+      spec.costs.unit = Unit::kMicroseconds;
+      const Plan plan = Compile(spec, {.level = Level::kComm});
+      const Simulation run = Simulate(plan, spec.costs);
+      for (const bool messages : {true, false}) {
+        // Global ranks 6 and 5, clocks that begin elsewhere, and the last rank first.
+        std::vector<TraceText> traces;
+        for (size_t r = 2; r-- > 0;) {
+          std::string events;
+          for (size_t i = 0; i < plan.programs[r].size(); ++i) {
+            const Instruction& what = plan.programs[r][i];
+            const Span& span = run.timeline.ranks[r][i];
+            if (what.op == Op::STEP || (IsMessage(what.op) && !messages)) continue;
+            events += Event("gpu_user_annotation", "PP:" + RangeOf(what),
+                            static_cast<double>(span.start) / 1000 + 1e6 * static_cast<double>(r),
+                            static_cast<double>(span.end - span.start) / 1000);
+          }
+          traces.push_back({"t" + std::to_string(r),
+                            TraceOf(events, "\"baseTimeNanoseconds\": " +
+                                                std::to_string(2'000'000'000 - r * 1'000'000'000) +
+                                                ", \"distributedInfo\": {\"rank\": " +
+                                                std::to_string(6 - r) + "},")});
+        }
+        MeasuredRun read = ReadRun(plan, traces);
+        CHECK(read.steps == 1);
+        CHECK((read.Note().find("was not timed") != std::string::npos) == !messages);
+        const Simulation measured = RunOf(plan, spec.costs, std::move(read.timeline));
+        CHECK(measured.makespan == run.makespan);
+        for (size_t r = 0; r < 2; ++r) CHECK(measured.ranks[r].busy == run.ranks[r].busy);
+        traces[1] = traces[0];
+        CHECK(Failure([&] { ReadRun(plan, traces); }).find("give the traces of one replica") !=
+              std::string::npos);
+      }
+    }
+  }
+
+  TEST_CASE("the last step of a run of PyTorch") {
+    Spec spec;
+    spec.schedule = "dualpipe-v";
+    spec.ranks = 2;
+    spec.microbatches = 4;
+    spec.costs = UniformCosts(1, 1, 1);
+    const Plan plan = Compile(spec, {.level = Level::kComm});
+    std::vector<TraceText> traces;
+    for (const char* rank : {"0", "1"}) {
+      const std::string path =
+          CF_TEST_DIR "/reference/torch_profile_rank" + std::string(rank) + ".json";
+      traces.push_back({path, ReadFile(path, kMostTraceBytes)});
+    }
+    const MeasuredRun run = ReadRun(plan, traces);
+    CHECK(run.steps == 2);
+    CHECK(run.Note().find("of the host") != std::string::npos);
+    const Simulation measured = RunOf(plan, spec.costs, run.timeline);
+    CHECK(measured.ranks[0].busy == doctest::Approx(276'666'368).epsilon(1e-5));
+    CHECK(measured.makespan == doctest::Approx(453'114'880).epsilon(1e-5));
+    spec.schedule = "zb-v";
+    const Plan other = Compile(spec, {.level = Level::kComm});
+    CHECK(Failure([&] { ReadRun(other, traces); }).find("which is not in its program") !=
+          std::string::npos);
+    spec.schedule = "1f1b";
+    CHECK(Failure([&] { ReadRun(Compile(spec, {.level = Level::kComm}), traces); }) != "");
+    const std::vector<TraceText> none = {
+        {"none", TraceOf(Event("user_annotation", "ProfilerStep#1", 0, 1))}};
+    CHECK(Failure([&] { ReadRun(plan, none); }).find("has no range of an instruction") !=
+          std::string::npos);
+  }
+
+  TEST_CASE("ranges of PyTorch's schedules of one stage a rank") {
+    const std::string events = Event("gpu_user_annotation", "Forward 0", 0, 10) +
+                               Event("gpu_user_annotation", "Forward 1", 10, 12) +
+                               Event("gpu_user_annotation", "Forward pass", 22, 50) +
+                               Event("gpu_user_annotation", "Backward 0", 80, 20) +
+                               Event("gpu_user_annotation", "Backward 1", 100, 22);
+    const auto of_rank = [&](int rank) {
+      return TraceOf(events, "\"distributedInfo\": {\"rank\": " + std::to_string(rank) +
+                                 ", \"world_size\": 2},");
+    };
+    const ProfiledCosts profile = CostsOfText(of_rank(1));
+    REQUIRE(profile.rows.size() == 2);
+    CHECK(profile.rows[0].what == "F");
+    CHECK(profile.rows[0].stage == 1);
+    CHECK(profile.rows[0].median == 11);
+    CHECK(profile.rows[1].what == "BW");
+    CHECK(profile.rows[1].median == 21);
+    CHECK(HasNote(profile, "waits for receives are within"));
+    const ProfiledCosts unknown = CostsOfText(TraceOf(events));
+    CHECK(unknown.rows[0].stage == -1);
+    CHECK(HasNote(unknown, "every stage, as the trace names no rank"));
+    Plan plan;
+    plan.ranks = plan.stages = 4;
+    CHECK(FailureOf(of_rank(1), {.plan = &plan}) ==
+          "names no stage, is of rank 1 of 2, and the plan has 4 ranks, so its stage is not known; "
+          "give a table with the columns stage, op and time (--from csv)");
+    // Names of PyTorch's runtime count alone where there are any.
+    const ProfiledCosts both =
+        CostsOfText(TraceOf(events + Event("gpu_user_annotation", "PP:3F0", 0, 5) +
+                            Event("gpu_user_annotation", "PP:3B0", 5, 5)));
+    CHECK(both.rows.size() == 2);
+    CHECK(both.rows[0].stage == 3);
+    for (const char* name : {"Forward", "Forward ", "Forward 1x", "forward 1", "Backward -1"}) {
+      CHECK(!ParseOneStage(name, 0));
     }
   }
 

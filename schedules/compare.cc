@@ -159,7 +159,7 @@ CompareRow RowOf(const Schedule& schedule, const CompareRequest& request,
 }
 
 /// A step that a partition for small devices may take longer than the schedule's own, as a factor.
-constexpr double kSqueezed = 1.25;
+constexpr double kSqueezed = 1.05;
 
 /// A published schedule that fits no device as it is has the partition that fits, unless the step
 /// is then much longer: the row shows the schedule as it is, and that it does not fit.

@@ -5,6 +5,7 @@
 #include <limits>
 #include <string>
 
+#include "compiler/plan/units.h"
 #include "tests/support/failure.h"
 
 namespace contraflow::spec_test {

@@ -100,9 +100,11 @@ int RunCompile(const CompileCommand& options) {
   if (!told) WritePlanFile(output, plan);
   progress.reset();
   if (const std::string text = WhatIsLighter(spec, plan, request.options); !text.empty()) Say(text);
-  const std::string made = WhatWasMade(plan, spec.costs, output);
-  if (told) Print(made + "\n-o FILE keeps the plan, -o - prints it\n");
-  if (!told && SaysWhatWasDone()) Say(made);
+  if (told) {
+    Print(WhatWasMade(plan, spec.costs, output) + "\n-o FILE keeps the plan, -o - prints it\n");
+  } else if (SaysWhatWasDone()) {
+    Say(WhatWasMade(plan, spec.costs, output));
+  }
   if (const std::string text = DescribeInterrupt(plan); !text.empty()) Say("contraflow: " + text);
   return kExitFine;
 }

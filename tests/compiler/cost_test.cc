@@ -32,6 +32,7 @@ TEST_SUITE("unit") {
           "--f: is less than 0.001 us, the least time that counts: give that or more, or 0");
     CHECK(Failure([] { ToTicks(std::numeric_limits<double>::quiet_NaN(), Unit::kUnit, "--f"); }) ==
           "--f: must be a finite number");
+    CHECK(ToTicks(static_cast<double>(kMaxCost) / 1e6, Unit::kMilliseconds, "--f") == kMaxCost);
     CHECK(Failure([] { ToTicks(1e300, Unit::kMilliseconds, "--f"); }) ==
           "--f: is larger than 1125899906.842624 ms, the largest cost there is");
     CHECK(Failure([] { ParseUnit("minutes"); }) ==
@@ -55,6 +56,18 @@ TEST_SUITE("unit") {
     CHECK(costs.Duration(CellOp(Op::F, 0, 1)) == 20);
     CHECK(costs.Duration(Pair(0, 1, 0, 0)) == 20 + 50 - 15);
     CHECK(costs.Duration(StageOp(Op::STEP, 0)) == 0);
+  }
+
+  TEST_CASE("durations: a pair is no shorter than the backward chain of its other stage") {
+    CostModel costs;
+    costs.stages = {{.f = 10, .b = 10, .w = 10, .bw = 20, .fb = 10},
+                    {.f = 6, .b = 6, .w = 1, .bw = 7, .fb = 6}};
+    CHECK(costs.Duration(Pair(1, 0, 1, 1)) == 6);
+    CHECK(costs.Duration(Pair(0, 0, 1, 1)) == 10);
+    CHECK(costs.Duration(Pair(1, 0, 0, 1)) == 19);
+    // Its forward takes nothing, and the saving would take all but one of the backward.
+    costs.stages[0] = {.f = 1, .b = 1, .w = 1, .bw = 20, .fb = 1};
+    CHECK(costs.Duration(Pair(0, 0, 1, 1)) == 6);
   }
 
   TEST_CASE("costs must fit the plan") {
@@ -124,6 +137,25 @@ TEST_SUITE("unit") {
     CHECK(Failure([&] { CheckCosts(costs, 1000, 1000); }) ==
           "the costs of all 1000 micro-batches add up to more than fits a 64-bit count of ticks; "
           "use a coarser \"unit\" or smaller costs");
+    // Layer 0 is compared as all others are.
+    costs.moe->mlp_b = {1, 2};
+    const auto kinds = [&](std::vector<LayerKind> planned, std::vector<LayerKind> given) {
+      return Failure([&] {
+        CostModel unlike = costs;
+        unlike.moe->kinds = given;
+        Plan plan;
+        plan.stages = 1;
+        plan.layers = 2;
+        plan.stage_layers = {planned};
+        CheckLayers(plan, unlike);
+      });
+    };
+    constexpr LayerKind kMoe = LayerKind::kMoe, kDense = LayerKind::kDense;
+    CHECK(kinds({kDense, kMoe}, {kDense, kMoe}) == "accepted");
+    CHECK(kinds({kDense, kMoe}, {kMoe, kMoe}) ==
+          "stage 0 of this plan has the layers dm (m MoE, d dense, p plain), the costs have mm "
+          "there; give the costs that it was compiled with");
+    CHECK(kinds({kMoe, kDense}, {kMoe, kMoe}) != "accepted");
     costs.moe->layers_per_stage = 0;
     CHECK(check(0) ==
           "component costs (\"moe\"): \"layers_per_stage\" must be in 1..64, is 0; a stage without "

@@ -45,6 +45,18 @@ TEST_SUITE("unit") {
     CHECK(RunSymbolically(PlanFromText(Exchange(" group=0", ""))) == "");
   }
 
+  TEST_CASE("two groups side by side are two: what stands in the second waits for the first") {
+    std::string text = Exchange(" group=0", " group=0");
+    for (const char* const second : {"RECV_B s0 m0 from=1 group=", "RECV_F s1 m1 from=0 group="}) {
+      text[text.find(second) + std::string(second).size()] = '1';
+    }
+    CHECK(FindingsText(PlanFromText(text)) ==
+          "deadlock: rank 0, instruction 3 (SEND_F s0 m1 to=1 group=0): rank 0 waits at 3 (SEND_F "
+          "s0 m1 to=1 group=0) for rank 1, which waits at 3 (SEND_B s1 m0 to=0 group=0) for rank "
+          "0; change the order on one of them, or make the exchange one group on both sides\n");
+    CHECK(RunSymbolically(PlanFromText(text)) == "stuck: rank 0");
+  }
+
   TEST_CASE("a group waits for all its members: two of them in a circle are a deadlock") {
     // Rank 0 posts m0 with the answer to m0, which rank 1 cannot give before it has left the group.
     const Plan plan = PlanFromText(

@@ -286,6 +286,24 @@ TEST_SUITE("unit") {
     CHECK(read("{\"rows\": [], \"rows\": []}") == "r.json: /rows: is given twice; keep one");
   }
 
+  TEST_CASE("integers of CBOR rows are read with their range") {
+    std::string seen;
+    JsonRows rows = {"rows", [](size_t) {}, [](size_t, size_t, std::string_view) {}};
+    rows.integers = [&](size_t, size_t, std::span<const int64_t> numbers) {
+      for (const int64_t number : numbers) seen += std::to_string(number) + " ";
+    };
+    const auto read = [&](const std::string& row) {
+      seen.clear();
+      return Failure([&] { ParseJson("\xA1\x64rows\x81" + row, "r.json", {}, {&rows, 1}); });
+    };
+    CHECK(read("\x81\x82\x1B\x7F\xFF\xFF\xFF\xFF\xFF\xFF\xFF\x20"s) == "accepted");
+    CHECK(seen == "9223372036854775807 -1 ");
+    CHECK(read("\x81\x82\x01\x1B\x80\x00\x00\x00\x00\x00\x00\x05"s) ==
+          "r.json: /rows/0/0/1: an integer out of 64 bits");
+    CHECK(read("\x81\x81\x3B\x80\x00\x00\x00\x00\x00\x00\x00"s) ==
+          "r.json: /rows/0/0/0: an integer out of 64 bits");
+  }
+
   TEST_CASE("CBOR that JSON has no word for is refused") {
     const struct {
       std::string bytes, message;
@@ -347,6 +365,9 @@ TEST_SUITE("unit") {
     // Indefinite lengths and half and single precision, as other writers use them.
     CHECK(Reprint("\xBF\x61x\x9F\x01\xF9\x3C\x01\xFA\x3F\xC0\x00\x00\xFF\x61y\xBF\xFF\xFF"s) ==
           "{\"x\": [1,1.0009765625,1.5], \"y\": {}}");
+    // The least half and the largest below the normal ones.
+    CHECK(Reprint("\xA1\x61x\x82\xF9\x00\x01\xF9\x83\xFF"s) ==
+          Reprint(R"({"x": [5.9604644775390625e-08, -6.0975551605224609375e-05]})"));
   }
 
   TEST_CASE("random documents survive text and CBOR") {

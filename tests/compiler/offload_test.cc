@@ -81,6 +81,15 @@ TEST_SUITE("unit") {
     CHECK(Simulate(later, costs).makespan == 25 * unit);
     CHECK(Simulate(later, costs).ranks[0].peak_bytes == 200);
     CHECK(MemoryOf(later, costs)[0].peak == 200);
+    // R takes memory, too, and begins when what stands before it has left.
+    const Plan again = PlanFromText(
+        "rank\n F s0 m1\n F s0 m0\n OFFLOAD s0 m0\n R s0 m1\n B s0 m1\n RELOAD s0 m0\n W s0 m1\n"
+        " B s0 m0\n W s0 m0\n");
+    CHECK(FindingsText(again) == "");
+    CostModel inputs = costs;
+    inputs.memory->input_bytes = 10;
+    CHECK(Simulate(again, inputs).timeline.ranks[0][2] == Span{8 * unit, 11 * unit});
+    CHECK(Simulate(again, inputs).timeline.ranks[0][3].start == 11 * unit);
     // And the bound of the link: F, both copies, B.
     CostModel slow = costs;
     slow.host = HostCost{.latency = 30 * unit};

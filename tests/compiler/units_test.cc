@@ -74,6 +74,16 @@ TEST_SUITE("unit") {
     CHECK(TimeScale(999'960'000, Unit::kNanoseconds).Of(999'960'000) == "1.000 s");
   }
 
+  TEST_CASE("bytes read in the unit that fits, to three digits") {
+    CHECK(FormatBytes(999) == "999 bytes");
+    CHECK(FormatBytes(1000) == "1.00 kB");
+    CHECK(FormatBytes(999'499) == "999 kB");
+    CHECK(FormatBytes(999'500) == "1.00 MB");
+    CHECK(FormatBytes(999'700) == "1.00 MB");
+    CHECK(FormatBytes(9'996) == "10.0 kB");
+    CHECK(FormatBytes(99'960) == "100 kB");
+  }
+
   TEST_CASE("a cost file takes units, and is the same as one with numbers") {
     const CostModel with = ReadCosts(
         R"({"unit": "us", "stage": {"f": "6.2ms", "b": 6200, "w": "0.003 s"},

@@ -197,6 +197,15 @@ TEST_SUITE("unit") {
           "`costs`: /ranks: lists 3 ranks, `ranks` is 4; give one entry for each rank");
   }
 
+  TEST_CASE("the slower of two ranks decides wherever its route stands") {
+    for (const bool first : {true, false}) {
+      CostModel costs = UniformCosts(1, 1, 1);
+      costs.ranks = {{.speed = first ? 0.5 : 1.0}, {.speed = first ? 1.0 : 0.5}};
+      const Plan plan = Compile(MakeSpec("chimera", 2, 4, costs));
+      CHECK(Simulate(plan, *plan.costs).makespan == 24);
+    }
+  }
+
   TEST_CASE("ranks in files") {
     const std::string head = R"({"unit": "ms", "stage": {"f": 1, "b": 1, "w": 1}, "ranks": )";
     const CostModel costs = Read(head + R"([{"speed": 0.5}, {"memory_bytes": 80}, {}]})");

@@ -126,6 +126,20 @@ bool GroupNeighbours(Knife* knife) {
   return true;
 }
 
+/// A group becomes two, side by side.
+bool SplitGroup(Knife* knife) {
+  const auto place =
+      knife->Pick([](const Instruction& i) { return IsTransfer(i) && i.group >= 0; });
+  if (!place || place->index == 0) return false;
+  Program& program = knife->ProgramOf(*place);
+  const int group = program[place->index].group;
+  if (program[place->index - 1].group != group) return false;
+  for (size_t k = place->index; k < program.size() && program[k].group == group; ++k) {
+    program[k].group = group + 1000;
+  }
+  return true;
+}
+
 bool GroupStrangers(Knife* knife) {
   const auto a = knife->Pick(IsTransfer), b = knife->Pick(IsTransfer);
   if (!a || !b || a->rank != b->rank) return false;
@@ -273,6 +287,7 @@ std::vector<MutantOperator> AimedOperators() {
       {"REDUCE too early", StageOpTooEarly(IsReduce), {"reduce"}},
       {"STEP too early", StageOpTooEarly(IsStep), {"step"}},
       {"group neighbours", GroupNeighbours, {}, true},
+      {"split a group", SplitGroup, {"deadlock"}, true},
       {"group strangers", GroupStrangers, {"group"}},
       {"group before the producer", GroupTooEarly, {"producer"}},
       {"group on something else", GroupCompute, {"level"}},

@@ -14,6 +14,7 @@
 #include "compiler/lower/interleave.h"
 #include "compiler/plan/error.h"
 #include "schedules/compare.h"
+#include "schedules/front.h"
 #include "schedules/registry.h"
 #include "tests/support/deepseek_costs.h"
 #include "tests/support/failure.h"
@@ -331,6 +332,41 @@ TEST_SUITE("unit") {
           1 + static_cast<std::ptrdiff_t>(4 * Schedules().size()));
     const std::string text = SweepText(points, false);
     CHECK(text.find("advice for 6 micro-batches, 2x: take ") != std::string::npos);
+  }
+
+  TEST_CASE("a sweep has no time for what breaks a limit at one of its points") {
+    std::vector<Point> points;
+    for (const bool fits : {true, false}) {
+      CompareRequest request = MakeRequest(2, 4, UnitCosts());
+      request.memory_limit = "2x";
+      request.spec.search.budget = 0;
+      points.push_back({request, Compare(request)});
+      if (!fits) points.back().request.memory_limit = "1x";
+      std::erase_if(points.back().rows,
+                    [](const CompareRow& row) { return row.schedule != "gpipe"; });
+      REQUIRE(points.back().rows.size() == 1);
+      REQUIRE(points.back().rows[0].report);
+      points.back().rows[0].fits = fits;
+    }
+    const std::string text = SweepText(points, false);
+    const size_t row = text.find("1x");
+    REQUIRE(row != std::string::npos);
+    const std::string line = text.substr(row, text.find('\n', row) - row);
+    CHECK(line.substr(2).find_first_not_of(' ') == line.find('-') - 2);
+  }
+
+  TEST_CASE("a front draws a bar for the smallest point, too") {
+    const CompareRequest request = MakeRequest(2, 4, UnitCosts());
+    FrontPoint point{.row = Find(Compare(request), "gpipe")};
+    std::vector<FrontPoint> front;
+    for (const double memory : {1.0, 50.0, 100.0}) {
+      point.memory = memory;
+      front.push_back(point);
+    }
+    const std::string text = FrontText(request, front, true);
+    CHECK(text.find("x  #  ") != std::string::npos);
+    CHECK(text.find(" " + std::string(12, '#') + " ") != std::string::npos);
+    CHECK(text.find(" " + std::string(24, '#') + " ") != std::string::npos);
   }
 
   TEST_CASE("a sweep compares each value once and in the order in which they are first given") {

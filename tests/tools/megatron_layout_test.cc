@@ -118,6 +118,32 @@ TEST_SUITE("unit") {
               .at("--pipeline-model-parallel-layout") == "EtL");
   }
 
+  TEST_CASE("megatron: a number of layers is for stages that are alike in f, b and w") {
+    Spec spec = MakeSpec("1f1b", 2, 2, UniformCosts(4, 4, 4));
+    const auto failure = [&](auto change) -> std::string {
+      Spec other = spec;
+      other.costs.stages.resize(2, other.costs.stages[0]);
+      change(&other.costs.stages[1]);
+      other.costs.stages[1].bw = other.costs.stages[1].b + other.costs.stages[1].w;
+      other.costs.stages[1].fb = other.costs.stages[1].f + other.costs.stages[1].bw;
+      Plan plan = GeneratePlan(other);
+      plan.costs = other.costs;
+      try {
+        WriteMegatronLayout(plan, "5");
+      } catch (const Error& error) {
+        return error.what();
+      }
+      return "accepted";
+    };
+    CHECK(failure([](StageCost*) {}) == "accepted");
+    CHECK(failure([](StageCost* stage) { stage->w = 6; }) == "accepted");  // rounded
+    for (const auto member : {&StageCost::f, &StageCost::b, &StageCost::w}) {
+      CHECK(failure([&](StageCost* stage) {
+              stage->*member = 12;
+            }).starts_with("the stages of this plan differ"));
+    }
+  }
+
   TEST_CASE("megatron: recomputed whole, or in the first layers of each stage") {
     const auto of = [](const char* recompute, int layers, const char* stages = "8") {
       CostModel costs = UniformCosts(1, 1, 1);

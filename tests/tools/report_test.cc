@@ -15,6 +15,8 @@
 #include "tests/support/support.h"
 #include "tools/cli/spec_options.h"
 #include "tools/interop/interop.h"
+#include "tools/report/difference.h"
+#include "tools/report/guard.h"
 #include "tools/report/text.h"
 
 namespace contraflow::report_test {
@@ -131,6 +133,34 @@ TEST_SUITE("unit") {
       CHECK(with.bound.value >= without.bound.value + 25);
       CHECK(with.bound.value <= with.simulation.makespan);
     }
+  }
+
+  TEST_CASE("ranks that one of two plans alone has are listed, on either side") {
+    const auto plan = [](int ranks) {
+      const CostModel costs = UniformCosts(1, 1, 1);
+      return Lower(GeneratePlan(MakeSpec("gpipe", ranks, 2, costs)), costs,
+                   {.target = Level::kCompute});
+    };
+    const Difference more = Differ(plan(2), plan(3)), fewer = Differ(plan(3), plan(2));
+    // Ranks 0 and 1 do the same in both.
+    REQUIRE(more.ranks.size() == 1);
+    CHECK(more.ranks[0].rank == 2);
+    CHECK(more.ranks[0].instructions.find("+F s2 m0") != std::string::npos);
+    REQUIRE(fewer.ranks.size() == 1);
+    CHECK(fewer.ranks[0].instructions.find("-F s2 m0") != std::string::npos);
+  }
+
+  TEST_CASE("the formula that all plans of a file must keep is kept with limits of their own") {
+    const LimitsFile file = ReadLimits(
+        R"({"formula": true, "max_activations": 4, "plans": {"a.json": {"max_activations": 3}}})",
+        "limits.json");
+    CHECK(file.Of("a.json").formula);
+    CHECK(file.Of("a.json").max_activations == 3);
+    CHECK(file.Of("").formula);
+    CHECK(file.Of("").max_activations == 4);
+    const LimitsFile own = ReadLimits(R"({"plans": {"a.json": {"formula": true}}})", "limits.json");
+    CHECK(own.Of("a.json").formula);
+    CHECK_FALSE(own.Of("").formula);
   }
 
   TEST_CASE("PyTorch's CSV has no components and the error says what to do") {

@@ -301,6 +301,13 @@ TEST_SUITE("unit") {
           "REDUCE_GRAD s0 before=4\nWAIT_REDUCE_GRAD s0 before=4\n");
     CHECK(FindingsText(plan) == "");
     CHECK(CsvPlace(plan, 0, 0) == "row 1, column 2");
+    // The marks of a file without messages stay where the messages are added.
+    const Plan chunks =
+        ReadTorchCsv("0UNSHARD,0F0,0B0,0REDUCE_GRAD\n1F0,1B0,1REDUCE_GRAD\n", "s.csv");
+    const Plan lowered = Lower(chunks, UniformCosts(1, 1, 1), {.target = Level::kComm});
+    REQUIRE(lowered.marks.size() == 2);
+    CHECK(lowered.marks[0].size() == 2);
+    CHECK(lowered.marks[1].size() == 1);
     CHECK(CsvPlace(plan, 0, 3) == "row 1, column 7");
     CHECK(CsvPlace(plan, 1, 3) == "row 2, column 4");
   }

@@ -104,6 +104,11 @@ TEST_SUITE("unit") {
     CHECK(Written(plan, {2, 14}) ==
           "0UNSHARD,0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0RECV_B1,0B1,0REDUCE_GRAD,0RESHARD\r\n"
           "1UNSHARD,1RECV_F0,1F0,1RECV_F1,1B0,1SEND_B0,1F1,1B1,1REDUCE_GRAD,1RESHARD,1SEND_B1\r\n");
+    // The releases that brought a cell have it, those just before have not.
+    CHECK(Written(plan, {2, 10}) == Written(plan, {2, 14}));
+    CHECK(Written(plan, {2, 15}) == Written(plan));
+    CHECK(Written(plan, {2, 6}) == Written(plan, {2, 9}));
+    CHECK(WhyNot(plan, {.messages = true, .version = {2, 5}}).starts_with("--torch 2.5"));
     CHECK(Written(plan, {2, 9}) ==
           "0UNSHARD,0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0RECV_B1,0B1,0RESHARD\r\n"
           "1UNSHARD,1RECV_F0,1F0,1RECV_F1,1B0,1SEND_B0,1F1,1B1,1RESHARD,1SEND_B1\r\n");

@@ -208,6 +208,33 @@ TEST_SUITE("unit") {
     CHECK(longer > 100);
   }
 
+  TEST_CASE("no closed form is claimed for pairs shorter than their longer part or than none") {
+    for (const char* const name : {"dualpipe", "dualpipe-v"}) {
+      Spec spec = MakeSpec(name, 4, 8, UniformCosts(2, 3, 3));
+      const Formula* const formula = FindSchedule(name).formula;
+      StageCost& stage = spec.costs.stages[0];
+      for (const Time fb : {3, 5}) {
+        stage.fb = fb;
+        CHECK(formula->exact(spec).empty());
+      }
+      for (const Time fb : {6, 7, 8}) {
+        stage.fb = fb;
+        CHECK(formula->exact(spec).size() == 4);
+      }
+      stage.bw = 5;
+      CHECK(formula->exact(spec).empty());
+    }
+  }
+
+  TEST_CASE("zb-2p has room for one activation of the largest stage") {
+    CostModel costs = UniformCosts(kOne, kOne, kOne);
+    costs.memory = MemoryCost{.activation_bytes = 4, .w_stash_bytes = 1};
+    costs.memory->activation_of = {1, 12, 1, 2};
+    costs.memory->stash_of = {1, 1, 1, 1};
+    const Simulation simulation = Run(MakeSpec("zb-2p", 4, 4, costs));
+    CHECK(simulation.ranks[1].peak_bytes >= 12);
+  }
+
   TEST_CASE("unit costs: what rows without a formula leave empty") {
     const CostModel costs = UniformCosts(kOne, kOne, kOne);
     for (int p = 2; p <= 16; ++p) {

@@ -206,6 +206,27 @@ TEST_SUITE("idle") {
     CHECK(ToString(plan.program(0)[static_cast<size_t>(first.because.index)]) == "F s0 m4");
   }
 
+  TEST_CASE("what would fill the memory and no more could have run: its order is why it did not") {
+    CostModel costs = UniformCosts(10, 10, 10, 1);
+    for (const int64_t bytes : {0, 100}) {
+      CAPTURE(bytes);
+      costs.memory = MemoryCost{.activation_bytes = bytes};
+      // Two are held at most, and one while rank 0 waits for the first backward.
+      const Plan plan = PlanFromText(
+          "rank\n F s0 m0\n BW s0 m0\n F s0 m1\n F s0 m2\n BW s0 m1\n BW s0 m2\n"
+          "rank\n F s1 m0\n BW s1 m0\n F s1 m1\n BW s1 m1\n F s1 m2\n BW s1 m2\n");
+      CHECK(FindingsText(plan) == "");
+      const std::vector<Idle> idle = AttributeIdle(plan, costs, Simulate(plan, costs))[0];
+      REQUIRE(!idle.empty());
+      CHECK(idle[0].cause == IdleCause::kOrder);
+      CHECK(Causes(idle).find("memory") == std::string::npos);
+      // 1F1B holds as many as it ever does while it waits.
+      const Plan full = Compile(MakeSpec("1f1b", 4, 8, costs));
+      CHECK(Causes(AttributeIdle(full, costs, Simulate(full, costs))[0]) ==
+            "drain 32 link 4 memory 70");
+    }
+  }
+
   TEST_CASE("a step lasts as long as its critical path: slopes of 1F1B and GPipe") {
     const CostModel costs = UniformCosts(10'000, 10'000, 10'000);
     for (const char* const schedule : {"1f1b", "gpipe"}) {

@@ -126,17 +126,19 @@ bool GroupNeighbours(Knife* knife) {
   return true;
 }
 
-/// A group becomes two, side by side.
-bool SplitGroup(Knife* knife) {
-  const auto place =
-      knife->Pick([](const Instruction& i) { return IsTransfer(i) && i.group >= 0; });
-  if (!place || place->index == 0) return false;
-  Program& program = knife->ProgramOf(*place);
-  const int group = program[place->index].group;
-  if (program[place->index - 1].group != group) return false;
-  for (size_t k = place->index; k < program.size() && program[k].group == group; ++k) {
-    program[k].group = group + 1000;
-  }
+/// Crosses an exchange of neighbours whose messages are groups of their own, side by side.
+bool CrossGroups(Knife* knife) {
+  const auto a = knife->Pick(IsTransfer);
+  if (!a) return false;
+  Program& program = knife->ProgramOf(*a);
+  const size_t b = a->index + 1;
+  if (b == program.size() || !IsTransfer(program[b])) return false;
+  Instruction &first = program[a->index], &second = program[b];
+  if (Sends(first) == Sends(second) || first.peer != second.peer) return false;
+  knife->Note({a->rank, b});
+  std::swap(first, second);
+  first.group = 0;
+  second.group = 1;
   return true;
 }
 
@@ -287,7 +289,7 @@ std::vector<MutantOperator> AimedOperators() {
       {"REDUCE too early", StageOpTooEarly(IsReduce), {"reduce"}},
       {"STEP too early", StageOpTooEarly(IsStep), {"step"}},
       {"group neighbours", GroupNeighbours, {}, true},
-      {"split a group", SplitGroup, {"deadlock"}, true},
+      {"cross an exchange of two groups", CrossGroups, {"deadlock"}},
       {"group strangers", GroupStrangers, {"group"}},
       {"group before the producer", GroupTooEarly, {"producer"}},
       {"group on something else", GroupCompute, {"level"}},

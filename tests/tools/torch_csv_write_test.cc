@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "compiler/plan/error.h"
+#include "schedules/recompute/recompute.h"
 #include "schedules/registry.h"
 #include "tests/support/support.h"
 #include "tools/interop/interop.h"
@@ -197,6 +198,30 @@ TEST_SUITE("unit") {
       }
     }
     CHECK(Written(sound) == csv);
+  }
+
+  TEST_CASE("torchtitan: checkpoints all where every stage is recomputed whole, and else nothing") {
+    const Plan order = GeneratePlan(Shape("1f1b", 2, 2));
+    const auto full = [&](const std::vector<RecomputedStage>& stages) {
+      const Plan plan = RecomputeStages(order, stages);
+      const bool python =
+          WriteTorchtitan(plan, "run.csv", "5", "python").find("FullAC") != std::string::npos;
+      const bool flags = WriteTorchtitan(plan, "run.csv", "5", "flags")
+                             .ends_with("\nactivation-checkpoint:full\n");
+      const bool toml = WriteTorchtitan(plan, "run.csv", "5", "toml")
+                            .ends_with("[activation_checkpoint]\nmode = \"full\"\n");
+      CHECK(python == flags);
+      CHECK(python == toml);
+      return python;
+    };
+    const RecomputeExtent attention(RecomputePart::kAttention, 0), layer(RecomputePart::kFull, 1);
+    CHECK(full({{0, {}}, {1, {}}}));
+    CHECK_FALSE(full({}));
+    CHECK_FALSE(full({{0, {}}}));
+    CHECK_FALSE(full({{1, {}}}));
+    CHECK_FALSE(full({{0, attention}, {1, attention}}));
+    CHECK_FALSE(full({{0, {}}, {1, attention}}));
+    CHECK_FALSE(full({{0, layer}, {1, {}}}));
   }
 
   TEST_CASE("torch csv: what it cannot say of a plan") {

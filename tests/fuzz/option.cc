@@ -53,7 +53,8 @@ void Check(const std::string& text) {
     CF_ASSERT(ParseLayerLayout(FormatLayerLayout(*layout)) == *layout);
     CF_ASSERT(FlawOf(*layout, 4).size() < 1000);
   }
-  if (const auto layers = Accepted([&] { return LayersOfStages(FourStages(), text); })) {
+  if (const auto layers =
+          Accepted([&] { return LayersOfStages(FourStages(), text, UnknownLayers::kRefuse); })) {
     CF_ASSERT(layers->size() == 4);
   }
   if (const auto choice = Accepted([&] { return ParsePartition(text); });

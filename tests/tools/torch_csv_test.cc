@@ -225,8 +225,9 @@ TEST_SUITE("unit") {
     }
     CHECK(WhyNot("{1: [1F0, 1B0], 0: [0F0, 0B0]}") ==
           "s.csv: list 1 is of rank 1; lists must be in the order of their ranks");
-    CHECK(WhyNot("0F0,0B0\n[1F0,1B0]") ==
-          "s.csv: has \"F0,0B0\\x0a[1F0,1B0]\" outside of its lists, one per rank");
+    CHECK(WhyNot("[0F0,0B0]\n1F0,1B0") ==
+          "s.csv: has \"F0,1B0\" outside of its lists, one per rank");
+    CHECK(WhyNot("0F0,0B0\n[1F0,1B0]").starts_with("s.csv: row 2, column 1: \"[1F0\": is not"));
     CHECK(WhyNot("[0F0,0B0]\n[1F0,1B0") == "s.csv: ends within a list");
     CHECK(WhyNot("[[0F0,0B0],[]]") ==
           "s.csv: row 2 has no action; every row is a rank, which has at least one stage");

@@ -533,7 +533,12 @@ bool LooksLikeTorchCsv(std::string_view beginning) {
 
 Plan ReadTorchCsv(std::string_view text, const std::string& place, TorchCsvNotes* notes) {
   if (text.starts_with(kByteOrderMark)) text.remove_prefix(kByteOrderMark.size());
-  if (text.find('[') == std::string_view::npos) return Reader(text, place).Read(notes);
+  // A bracket in a cell begins no list.
+  const size_t open = text.find('[');
+  if (open == std::string_view::npos || text.substr(0, open).find_first_not_of(
+                                            " \t\r\n{:0123456789Rrank") != std::string_view::npos) {
+    return Reader(text, place).Read(notes);
+  }
   const std::string rows = RowsOfLists(text, place);
   return Reader(rows, place).Read(notes);
 }

@@ -124,8 +124,8 @@ class Judgement {
             Where(&RankFigures::peak_activations));
     }
     if (limits_.max_bytes) Bytes();
-    Ratio("max_memory", limits_.max_memory, "memory, as a multiple of 1F1B's,",
-          MemoryOf1F1B(plan_, costs_, report_.simulation), 1e300);
+    Ratio("max_memory", limits_.max_memory, "memory",
+          MemoryOf1F1B(plan_, costs_, report_.simulation), 1e300, 1, "x of 1F1B's", "x");
     if (limits_.formula) Formula();
     return std::move(results_);
   }
@@ -157,7 +157,8 @@ class Judgement {
   }
 
   void Ratio(const char* limit, std::optional<double> bound, const std::string& what, double value,
-             double most) {
+             double most, double scale = 100, const std::string& unit = " %",
+             const std::string& unit_of_limit = " %") {
     if (!bound) return;
     if (!(*bound >= 0 && *bound <= most)) {
       throw UsageError(Flag(limit) + ": must be " + (most == 1 ? "in 0..1 or as in 10%" : ">= 0") +
@@ -167,11 +168,11 @@ class Judgement {
     int digits = 2;  // so many more that both do not read alike
     do {
       ++digits;
-      std::snprintf(is, sizeof is, "%.*g", digits, 100 * value);
-      std::snprintf(at_most, sizeof at_most, "%.*g", digits, 100 * *bound);
+      std::snprintf(is, sizeof is, "%.*g", digits, scale * value);
+      std::snprintf(at_most, sizeof at_most, "%.*g", digits, scale * *bound);
     } while (digits < 17 && std::string_view(is) == at_most);
     Put(limit, value, *bound, value > *bound,
-        what + " " + is + " % exceeds the limit " + at_most + " %");
+        what + " " + is + unit + " exceeds the limit " + at_most + unit_of_limit);
   }
 
   void Count(const char* limit, int64_t bound, const std::string& what, int64_t value,

@@ -77,7 +77,7 @@ TEST_SUITE("unit") {
     CHECK(Failure([&] { CheckCosts(costs, 3, 4); }) ==
           "`costs`: /stages: lists 2 stages, this schedule has 3; give \"stage\" (every stage "
           "alike) or "
-          "\"stages\" with 3 entries");
+          "\"stages\" with 3 entries, or compile with `partition` even");
     costs.stages[1].fb = 0;
     CHECK(Failure([&] { CheckCosts(costs, 2, 4); }) ==
           "costs of stage 1: \"fb\" is a forward and a full backward overlapped and cannot be "

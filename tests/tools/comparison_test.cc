@@ -203,8 +203,8 @@ TEST_SUITE("unit") {
     CHECK(point.rows.back().schedule == "dualpipe");
     CHECK(Failure<UsageError>([&] { SortRows("speed", &point.rows); }) ==
           "--sort: must be makespan, bubble, ratio, gap, memory or total, is \"speed\"");
-    flags.schedules = "1f1b,zbv";
-    CHECK(Failure<UsageError>([&] { MakePoints(flags); }).find("zbv") != std::string::npos);
+    flags.schedules = "1f1b,zbx";
+    CHECK(Failure<UsageError>([&] { MakePoints(flags); }).find("zbx") != std::string::npos);
     flags.schedules = "1f1b";
     flags.search.seed = 1;
     CHECK(Failure<UsageError>([&] { MakePoints(flags); }) ==

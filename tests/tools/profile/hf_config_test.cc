@@ -282,7 +282,7 @@ TEST_SUITE("unit") {
       CAPTURE(key);
       CHECK(Shape(Llama(key, value)).unread.empty());
     }
-    CHECK(PublishedModel("gemma-3-27b").unread == "\"vision_config\"");
+    CHECK(PublishedModel("gemma-3-4b").unread.find("\"vision_config\"") != std::string::npos);
     for (const char* model : {"deepseek-v3", "gemma-2-9b", "gpt-oss-120b", "llama-3.1-8b",
                               "mixtral-8x7b", "qwen3-235b-a22b"}) {
       CAPTURE(model);

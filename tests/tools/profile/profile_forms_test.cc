@@ -148,9 +148,10 @@ TEST_SUITE("unit") {
          "p: /traceEvents/0: \"ts\" must be a number (microseconds), is text"},
         {R"([{"ph": "X", "name": "a", "ts": 1, "dur": -1}])",
          "p: /traceEvents/0: \"dur\" must be a time >= 0 (microseconds), is -1"},
-        {R"([{"ph": "X", "cat": "user_annotation", "name": "Forward 3", "ts": 1, "dur": 1}])",
-         "p: nothing was timed that costs are made of, such as PP:0F3, attn(F) or F s0 m3; ranges "
-         "there are \"Forward #\"; PyTorch's runtime of schedules (_PipelineScheduleRuntime) names "
+        {R"([{"ph": "X", "cat": "user_annotation", "name": "Step 3", "ts": 1, "dur": 1}])",
+         "p: nothing was timed that costs are made of, such as PP:0F3, Forward 3, attn(F) or F s0 "
+         "m3; ranges "
+         "there are \"Step #\"; PyTorch's runtime of schedules (_PipelineScheduleRuntime) names "
          "its "
          "actions"},
         {"op,stage,time\nF,0,1\n",

@@ -299,7 +299,8 @@ TEST_SUITE("unit") {
     Plan plan;
     plan.ranks = plan.stages = 4;
     CHECK(FailureOf(of_rank(1), {.plan = &plan}) ==
-          "names no stage, is of rank 1 of 2, and the plan has 4 ranks, so its stage is not known; "
+          "p: names no stage, is of rank 1 of 2, and the plan has 4 ranks, so its stage is not "
+          "known; "
           "give a table with the columns stage, op and time (--from csv)");
     // Names of PyTorch's runtime count alone where there are any.
     const ProfiledCosts both =

@@ -167,7 +167,8 @@ class ListReader {
   /// The letter of a layer's name in quotes.
   char Name() {
     const char quote = Next();
-    const size_t end = quote == '"' || quote == '\'' ? text_.find(quote, at_ + 1) : text_.npos;
+    const size_t end =
+        quote == '"' || quote == '\'' ? text_.find(quote, at_ + 1) : std::string_view::npos;
     if (end == std::string_view::npos) Fail("a layer's name in quotes must be here");
     const std::string_view name = text_.substr(at_ + 1, end - at_ - 1);
     constexpr std::pair<std::string_view, char> kNames[] = {

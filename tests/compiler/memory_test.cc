@@ -6,6 +6,7 @@
 #include <numeric>
 #include <random>
 
+#include "compiler/lower/interleave.h"
 #include "compiler/lower/lower.h"
 #include "compiler/plan/value.h"
 #include "compiler/simulate/simulate.h"
@@ -119,6 +120,21 @@ TEST_SUITE("unit") {
           "activations without stashes 1,234,567, stashes 999, gradients in flight 1, exchange "
           "buffers 1,000; beside "
           "them parameters 5, gradients 12, optimizer state 0");
+  }
+
+  TEST_CASE("a forward that runs again is gone when the next one waits for its last component") {
+    CostModel costs;
+    costs.moe = MoeCost{};
+    costs.moe->layers_per_stage = 1;
+    for (const ComponentCost& component : kComponentCosts) (*costs.moe.*component.times) = {2};
+    DeriveChunkCosts(&costs, Overlap::kAll);
+    costs.memory = MemoryCost{.activation_bytes = 100, .w_stash_bytes = 30, .input_bytes = 10};
+    const Plan order = PlanFromText(
+        "route 0 0 : 0\nrank\n F s0 m0\n F s1 m0\n R s1 m0\n BW s1 m0\n R s0 m0\n BW s0 m0\n");
+    const Plan plan = Lower(order, costs, {.target = Level::kComponent});
+    // The input of stage 0, and all of stage 1.
+    CHECK(MemoryOf(plan, costs)[0].peak == 110);
+    CHECK(Simulate(plan, costs).ranks[0].peak_bytes == 110);
   }
 
   TEST_CASE("DualPipe holds one activation more than 1F1B") {

@@ -218,6 +218,61 @@ TEST_SUITE("unit") {
     CHECK(bound.value == 4580);
   }
 
+  TEST_CASE("where a pair saves more than a lone backward takes the least saving is the one lost") {
+    // On rank 0 every backward of stage 2 is in a pair, the last one with a forward of stage 1.
+    // That forward lets it save all that it can, though its own backward is short.
+    const Plan plan = PlanFromText(
+        "route 1 0 1 : 0\nroute 0 1 0 : 1 2\n"
+        "rank\n F s0 m1\n F s0 m2\n F s2 m1\n FB s2 m2 + s2 m1\n FB s1 m0 + s2 m2\n"
+        " B s0 m1\n W s0 m1\n B s1 m0\n W s1 m0\n B s0 m2\n W s0 m2\n"
+        "rank\n F s0 m0\n F s1 m1\n F s1 m2\n B s1 m1\n W s1 m1\n B s1 m2\n W s1 m2\n"
+        " F s2 m0\n B s2 m0\n W s2 m0\n B s0 m0\n W s0 m0\n");
+    CHECK(FindingsText(plan) == "");
+    CostModel costs;
+    costs.stages = {{.f = 1, .b = 1, .w = 200, .bw = 201, .fb = 202},
+                    {.f = 2, .b = 1, .w = 1, .bw = 51, .fb = 2},
+                    {.f = 1, .b = 50, .w = 50, .bw = 100, .fb = 50}};
+    CHECK(Simulate(plan, costs).makespan == 510);
+    CHECK(LowerBound(plan, costs) <= 510);
+  }
+
+  TEST_CASE("windows of a lane that some chunks of its rank do not use may be one") {
+    // Rank 0 has an MoE stage at the beginning and a plain one at the end; between them is a long
+    // way through other ranks, which both micro-batches go at once.
+    CostModel costs;
+    for (int s = 0; s < 5; ++s) {
+      MoeCost moe;
+      moe.layers_per_stage = 1;
+      moe.kinds = {s == 0 ? LayerKind::kMoe : LayerKind::kPlain};
+      for (const ComponentCost& component : kComponentCosts) {
+        const bool chain = component.op == Op::ATTN_F || component.op == Op::ATTN_B;
+        const Time time = s == 0 || s == 4 ? 1 : chain ? 100 : 0;
+        (moe.*component.times) = {Has(moe.kinds[0], component.op) ? time : 0};
+      }
+      CostModel stage;
+      stage.moe = moe;
+      DeriveChunkCosts(&stage, Overlap::kAll);
+      costs.stages.push_back(stage.stages.front());
+      costs.stage_moe.push_back(moe);
+    }
+    costs.derived = Overlap::kAll;
+    std::string text =
+        "route 0 1 2 3 0 : 0 1\nrank\n F s0 m0\n F s0 m1\n F s4 m0\n BW s4 m0\n F s4 m1\n"
+        " BW s4 m1\n BW s0 m0\n BW s0 m1\n";
+    for (const char* const s : {"1", "2", "3"}) {
+      text += "rank\n";
+      for (const char* const cell : {" F s# m0\n", " F s# m1\n", " BW s# m0\n", " BW s# m1\n"}) {
+        text += cell;
+        text[text.rfind('#')] = *s;
+      }
+    }
+    const Plan plan = ExpandComponents(InsertCommunication(PlanFromText(text), costs), costs,
+                                       Overlap::kAll, std::nullopt);
+    const Simulation simulation = Simulate(plan, costs);
+    CHECK(simulation.ranks[0].peak_activations == 3);
+    CHECK(ProveBound(plan, costs, 3).value <= simulation.makespan);
+  }
+
   TEST_CASE("a memory limit that nothing fits is refused") {
     CostModel costs = UniformCosts(1, 1, 1);
     const Plan plan = GeneratePlan(MakeSpec("dualpipe-v", 2, 4, costs));

@@ -134,44 +134,6 @@ TEST_SUITE("unit") {
     CHECK(tighter > all.cases / 10);
   }
 
-  TEST_CASE("no bound is above the optimum where pairs save more than a lone backward takes") {
-    const int wanted = FromEnvironment("CONTRAFLOW_EXACT", CasesToDraw(600)) / 2;
-    std::mt19937_64 random(static_cast<uint64_t>(FromEnvironment("CONTRAFLOW_SEED", 1)) + 9);
-    const auto draw = [&](Time low, Time high) {
-      return std::uniform_int_distribution<Time>(low, high)(random);
-    };
-    ExactInstances instances(random());
-    Tally all;
-    int rounds = 0;
-    while (all.cases < wanted && ++rounds < 20 * wanted) {
-      ExactInstance instance = instances.Next();
-      if (instance.plan.stages > 4 || instance.plan.microbatches > 3) continue;
-      // Only of some stages: what one saves is not what its neighbour does.
-      const StageCost first = instance.costs.stages[0];
-      instance.costs.stages.resize(static_cast<size_t>(instance.plan.stages), first);
-      for (StageCost& stage : instance.costs.stages) {
-        if (draw(0, 1) == 0) {
-          stage = {.f = draw(1, 16), .b = draw(1, 4), .w = draw(0, 4)};
-          stage.bw = stage.b + stage.w + draw(0, 12);
-        } else {
-          stage = {.f = draw(1, 16), .b = draw(1, 16), .w = draw(0, 16)};
-          stage.bw = stage.b + stage.w;
-        }
-        const Time least = std::max({stage.f, stage.b, stage.w});
-        stage.fb = draw(0, 1) == 0 ? least : draw(least, stage.f + stage.bw);
-      }
-      CAPTURE(instance.Describe());
-      const ExactResult exact = ExactMakespan(instance.plan, instance.costs, instance.limit, 3'000);
-      if (!exact.finished || !exact.makespan) continue;
-      const Bound bound = ProveBound(instance.plan, instance.costs, instance.limit);
-      CAPTURE(Name(bound.kind));
-      CHECK(bound.value <= *exact.makespan);
-      all.Add(bound.value, *exact.makespan);
-    }
-    CHECK(all.cases == wanted);
-    CHECK(all.reached > all.cases / 10);
-  }
-
   TEST_CASE("no bound is above the optimum of a tiny instance that recomputes") {
     const int wanted = FromEnvironment("CONTRAFLOW_EXACT", CasesToDraw(600)) / 2;
     std::mt19937_64 random(static_cast<uint64_t>(FromEnvironment("CONTRAFLOW_SEED", 1)));

@@ -1,11 +1,13 @@
 #include <fcntl.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <csignal>
 #include <cstdlib>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "tools/cli/exit.h"
@@ -31,9 +33,21 @@ void EndWithMpirun() {
   if (signal == 0 && std::getenv("OMPI_COMM_WORLD_RANK")) prctl(PR_SET_PDEATHSIG, SIGTERM);
 }
 
+/// OpenBLAS begins with threads, of which nobody makes use. Each wants memory, and asks for it
+/// without an end where the address space is limited: there this program starts again without them.
+void LeaveOutThreads(char** argv) {
+  rlimit space = {};
+  const char* const threads = std::getenv("OPENBLAS_NUM_THREADS");
+  if (threads != nullptr && std::string_view(threads) == "1") return;
+  if (getrlimit(RLIMIT_AS, &space) != 0 || space.rlim_cur == RLIM_INFINITY) return;
+  setenv("OPENBLAS_NUM_THREADS", "1", /*overwrite=*/1);
+  execv("/proc/self/exe", argv);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
+  LeaveOutThreads(argv);
   KeepStandardStreams();
   EndWithMpirun();
   using contraflow::RunOptions;

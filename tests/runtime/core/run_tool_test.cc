@@ -257,6 +257,16 @@ TEST_SUITE("cli") {
       CHECK(outcome.err.starts_with("contraflow-run: error: out of memory: "));
     }
     CHECK(RunTool(folder, run, "ulimit -v 2000000; timeout 30 ").code == 0);
+    // Nor for threads of OpenBLAS that nobody makes use of, also not at the end.
+    for (const char* const limit : {"180000", "200000", "220000", "300000"}) {
+      CAPTURE(limit);
+      const std::string one = folder.PlanFile("gpipe", 1, 2) + " --model tiny --steps 1";
+      const std::string before =
+          "export OPENBLAS_NUM_THREADS=4; ulimit -v " + std::string(limit) + "; timeout 30 ";
+      const Outcome outcome = RunTool(folder, one, before);
+      CHECK(outcome.code <= 1);
+      CHECK((outcome.code == 0) == outcome.err.empty());
+    }
   }
 #endif
 #endif

@@ -64,9 +64,6 @@ void CheckFlags(const ExportOptions& options) {
                        options.form);
     }
   }
-  const std::string flaw =
-      options.titan() ? FlawOfTorchtitanFile(options.output, TitanForm(options)) : "";
-  if (!flaw.empty()) throw UsageError("--output: " + flaw);
   TorchOptionsOf(options);
 }
 
@@ -77,6 +74,12 @@ int Export(const ExportOptions& options) {
   RefuseOverwrite({"--output", options.output}, {{"the plan", options.plan}});
   const Plan plan = ReadPlanFile(options.plan);
   RequireSound(plan, options.plan);
+  if (options.titan()) {
+    // Layers that are not known come first: with them every form of the file is wrong.
+    if (plan.routes.size() == 1) WriteTorchtitan(plan, csv, options.layers, TitanForm(options));
+    const std::string flaw = FlawOfTorchtitanFile(options.output, TitanForm(options));
+    if (!flaw.empty()) throw UsageError("--output: " + flaw);
+  }
   if (!csv.empty()) {
     WriteTorchtitanFiles(plan, options.output, options.layers, TitanForm(options));
   } else {

@@ -192,6 +192,10 @@ TEST_SUITE("unit") {
          "c.json: /memory/w_stash_bytes: is part of \"activation_bytes\" and must be at most 10, "
          "is "
          "11"},
+        {With(R"("memory": {"activation_bytes": [10, 2], "w_stash_bytes": [1, 5]})"),
+         "c.json: /memory/w_stash_bytes/1: is part of \"activation_bytes\" and must be at most 2, "
+         "is "
+         "5"},
         {With(R"("memory": {"activation_bytes": 1e9})"),
          "c.json: /memory/activation_bytes: must be a number of bytes in 0..1099511627776, is "
          "1e+09"},

@@ -226,15 +226,6 @@ TEST_SUITE("unit") {
     }
   }
 
-  TEST_CASE("zb-2p has room for one activation of the largest stage") {
-    CostModel costs = UniformCosts(kOne, kOne, kOne);
-    costs.memory = MemoryCost{.activation_bytes = 4, .w_stash_bytes = 1};
-    costs.memory->activation_of = {1, 12, 1, 2};
-    costs.memory->stash_of = {1, 1, 1, 1};
-    const Simulation simulation = Run(MakeSpec("zb-2p", 4, 4, costs));
-    CHECK(simulation.ranks[1].peak_bytes >= 12);
-  }
-
   TEST_CASE("unit costs: what rows without a formula leave empty") {
     const CostModel costs = UniformCosts(kOne, kOne, kOne);
     for (int p = 2; p <= 16; ++p) {

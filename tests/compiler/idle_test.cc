@@ -206,16 +206,31 @@ TEST_SUITE("idle") {
     CHECK(ToString(plan.program(0)[static_cast<size_t>(first.because.index)]) == "F s0 m4");
   }
 
+  TEST_CASE("a rank fills up to its first instruction, and then depends on others") {
+    CostModel costs = UniformCosts(10, 10, 10);
+    costs.stages.resize(3, costs.stages[0]);
+    costs.stages[0].f = 30;
+    costs.stages[0].fb = 50;
+    const Plan plan = Compile(MakeSpec("1f1b", 3, 4, costs));
+    // From 40 to 60 it waits for the second micro-batch, and nothing else is there for it.
+    const std::vector<Idle> idle = AttributeIdle(plan, costs, Simulate(plan, costs))[1];
+    REQUIRE(idle.size() > 2);
+    CHECK(idle[0].when == Span{0, 30});
+    CHECK(idle[0].cause == IdleCause::kFill);
+    CHECK(idle[1].when == Span{40, 60});
+    CHECK(idle[1].cause == IdleCause::kDependency);
+  }
+
   TEST_CASE("what would fill the memory and no more could have run: its order is why it did not") {
     CostModel costs = UniformCosts(10, 10, 10, 1);
     for (const int64_t bytes : {0, 100}) {
       CAPTURE(bytes);
       costs.memory = MemoryCost{.activation_bytes = bytes};
       // Two are held at most, and one while rank 0 waits for the first backward.
-      const Plan plan = PlanFromText(
+      const Plan order = PlanFromText(
           "rank\n F s0 m0\n BW s0 m0\n F s0 m1\n F s0 m2\n BW s0 m1\n BW s0 m2\n"
           "rank\n F s1 m0\n BW s1 m0\n F s1 m1\n BW s1 m1\n F s1 m2\n BW s1 m2\n");
-      CHECK(FindingsText(plan) == "");
+      const Plan plan = Lower(order, costs, {.target = Level::kComm});
       const std::vector<Idle> idle = AttributeIdle(plan, costs, Simulate(plan, costs))[0];
       REQUIRE(!idle.empty());
       CHECK(idle[0].cause == IdleCause::kOrder);

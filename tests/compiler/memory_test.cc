@@ -61,6 +61,17 @@ TEST_SUITE("unit") {
           "stage alike) or one for each stage");
   }
 
+  TEST_CASE("a rank sends nothing to itself") {
+    CostModel costs = Bytes(10, 4);
+    costs.comm.bytes = 100;
+    costs.comm.bandwidth = 100;
+    // Of the V the last rank has two stages that follow each other.
+    const auto ranks = MemoryOf(PlanOf(MakeSpec("zb-v", 3, 6, costs), Level::kComm), costs);
+    CHECK(ranks[0].messages == 200);
+    CHECK(ranks[1].messages == 400);
+    CHECK(ranks[2].messages == 200);
+  }
+
   TEST_CASE("a peak is split where it is reached") {
     const CostModel costs = Bytes(10, 4);
     const Plan plan = PlanOf(MakeSpec("1f1b", 2, 3, costs), Level::kCompute);

@@ -99,6 +99,20 @@ TEST_SUITE("unit") {
     CHECK(bound.value <= Simulate(plan, slow).makespan);
   }
 
+  TEST_CASE("offload: the link of a rank with two stages starts with the first of them") {
+    CostModel costs = CostsOfTwo();
+    const Time unit = TicksPerUnit(Unit::kUnit);
+    costs.host = HostCost{.latency = 30 * unit};
+    const Plan plan = PlanFromText(
+        "route 0 0 : 0\nrank\n F s0 m0\n OFFLOAD s0 m0\n F s1 m0\n OFFLOAD s1 m0\n RELOAD s1 m0\n"
+        " B s1 m0\n W s1 m0\n RELOAD s0 m0\n B s0 m0\n W s0 m0\n");
+    CHECK(FindingsText(plan) == "");
+    const Bound bound = ProveBound(plan, costs, 200);
+    CHECK(bound.kind == BoundKind::kHostLink);
+    CHECK(bound.head == 4 * unit);
+    CHECK(bound.value <= Simulate(plan, costs).makespan);
+  }
+
   TEST_CASE("offload: the verifier names what is wrong") {
     const auto findings = [](const std::string& text) {
       return FindingsText(PlanFromText("rank\n" + text));

@@ -224,6 +224,9 @@ TEST_SUITE("unit") {
     CHECK(Verify(with).front().message ==
           "R s1 m0 layers=3 runs more layers again than the stage has by the costs, 2; name at "
           "most so many");
+    // As many as there are is no more.
+    with.costs->shares = {std::vector<LayerShare>(3)};
+    CHECK(Verify(with).empty());
     Spec spec = MakeSpec("1f1b", 2, 4, costs);
     spec.recompute = ParseRecompute("layers=3:1");
     CHECK(Failure([&] { GeneratePlan(spec); }) == "`recompute`: stage 1 has 2 layers, not 3");

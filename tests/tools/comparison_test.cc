@@ -355,6 +355,17 @@ TEST_SUITE("unit") {
     CHECK(line.substr(2).find_first_not_of(' ') == line.find('-') - 2);
   }
 
+  TEST_CASE("stages that follow each other are a range, and a quote in CSV is doubled") {
+    CompareRequest request = MakeRequest(4, 8, UnitCosts());
+    std::vector<CompareRow> rows = {Find(Compare(request), "gpipe")};
+    request.spec.recompute = ParseRecompute("full");
+    rows[0].recomputed = {0, 1, 3};
+    CHECK(ComparisonText(request, rows, true).find("0-1, 3") != std::string::npos);
+    rows[0].report.reset();
+    rows[0].rejected = "is \"odd\"";
+    CHECK(ComparisonCsv(request, rows).find(",\"is \"\"odd\"\"\",") != std::string::npos);
+  }
+
   TEST_CASE("a front draws a bar for the smallest point, too") {
     const CompareRequest request = MakeRequest(2, 4, UnitCosts());
     FrontPoint point{.row = Find(Compare(request), "gpipe")};

@@ -13,9 +13,11 @@
 #include "tests/support/failure.h"
 #include "tests/support/sanitized.h"
 #include "tests/support/support.h"
+#include "tools/cli/exit.h"
 #include "tools/cli/spec_options.h"
 #include "tools/interop/interop.h"
 #include "tools/report/difference.h"
+#include "tools/report/explanation.h"
 #include "tools/report/guard.h"
 #include "tools/report/text.h"
 
@@ -148,6 +150,70 @@ TEST_SUITE("unit") {
     CHECK(more.ranks[0].instructions.find("+F s2 m0") != std::string::npos);
     REQUIRE(fewer.ranks.size() == 1);
     CHECK(fewer.ranks[0].instructions.find("-F s2 m0") != std::string::npos);
+  }
+
+  TEST_CASE("two plans are compared by the rank of each that holds most") {
+    CostModel costs = UniformCosts(1, 1, 1);
+    costs.memory = MemoryCost{.activation_bytes = 10, .w_stash_bytes = 2};
+    const auto plan = [&](const char* schedule) {
+      Plan made = GeneratePlan(MakeSpec(schedule, 4, 8, costs));
+      made.costs = costs;
+      return made;
+    };
+    const Difference difference = Differ(plan("1f1b"), plan("gpipe"));
+    REQUIRE(difference.was);
+    CHECK(difference.was->activations == 4);
+    CHECK(difference.was->bytes == 40);
+    CHECK(difference.was->total == 40);
+    CHECK(difference.is->total == 80);
+  }
+
+  TEST_CASE("a ratio may be limited to all of it and no more") {
+    const CostModel costs = UniformCosts(1, 1, 1);
+    const Plan plan = Make("1f1b", costs, Level::kComm);
+    CHECK(Judge(plan, costs, {.max_bubble_ratio = 1.0}, "p.json")[0].broken.empty());
+    CHECK(Failure<UsageError>([&] { Judge(plan, costs, {.max_bubble_ratio = 1.01}, "p.json"); }) !=
+          "accepted");
+  }
+
+  TEST_CASE("limits of a plan are those of its whole name") {
+    LimitsFile file = ReadLimits(R"({"plans": {"a.json": {"max_activations": 3}}})", "limits.json");
+    CHECK(file.KeysOf({"runs/a.json"}) == std::vector<std::string>{"a.json"});
+    CHECK(file.KeysOf({"runs/ba.json"}) == std::vector<std::string>{""});
+  }
+
+  TEST_CASE("a moment between two idle times is in the later one") {
+    const CostModel costs = UniformCosts(10, 10, 10, 1);
+    const Plan plan =
+        Lower(GeneratePlan(MakeSpec("1f1b", 4, 8, costs)), costs, {.target = Level::kComm});
+    const Explanation explanation = Explain(plan, costs);
+    int moments = 0;
+    for (int rank = 0; rank < plan.ranks; ++rank) {
+      const std::vector<Idle>& idle = explanation.idle[static_cast<size_t>(rank)];
+      for (size_t k = 1; k < idle.size(); ++k) {
+        if (idle[k].when.start != idle[k - 1].when.end) continue;
+        const auto from = [&](Time at) {
+          const std::string text = WriteMoment(explanation, rank, at);
+          return text.substr(text.find(", from "), text.find('\n') - text.find(", from "));
+        };
+        CHECK(from(idle[k].when.start) == from(idle[k].when.end - 1));
+        ++moments;
+      }
+    }
+    CHECK(moments > 0);
+  }
+
+  TEST_CASE("the slowest rank is the one whose work took longest for what was predicted") {
+    const CostModel costs = UniformCosts(10, 10, 10);
+    const Plan plan =
+        Lower(GeneratePlan(MakeSpec("1f1b", 2, 4, costs)), costs, {.target = Level::kComm});
+    CostModel slower = costs;
+    slower.stages.resize(2, costs.stages[0]);
+    slower.stages[1] = {.f = 20, .b = 20, .w = 20, .bw = 40, .fb = 60};
+    const Explanation was = ExplainRun(plan, costs, Simulate(plan, costs));
+    const Explanation is = ExplainRun(plan, slower, Simulate(plan, slower));
+    CHECK(CompareRuns(was, is).find("slowest against the prediction: rank 1\n") !=
+          std::string::npos);
   }
 
   TEST_CASE("the formula that all plans of a file must keep is kept with limits of their own") {

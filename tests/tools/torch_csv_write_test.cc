@@ -200,6 +200,15 @@ TEST_SUITE("unit") {
     CHECK(Written(sound) == csv);
   }
 
+  TEST_CASE(
+      "torchtitan: two stages of one rank are a loop; no character of a name ends its string") {
+    const Plan loop = GeneratePlan(Shape("interleaved-1f1b", 1, 4));
+    CHECK(WriteTorchtitan(loop, "run.csv", "5", "flags").find("Interleaved1F1B\n") !=
+          std::string::npos);
+    const std::string python = WriteTorchtitan(loop, "a\x7f\"\n.csv", "5", "python");
+    CHECK(python.find("= \"a\\u007f\\\"\\u000a.csv\"\n") != std::string::npos);
+  }
+
   TEST_CASE("torchtitan: checkpoints all where every stage is recomputed whole, and else nothing") {
     const Plan order = GeneratePlan(Shape("1f1b", 2, 2));
     const auto full = [&](const std::vector<RecomputedStage>& stages) {
@@ -237,6 +246,11 @@ TEST_SUITE("unit") {
               "checkpoint stages 0,2: the plan recomputes them (R), for which PyTorch's CSV has no "
               "cell; wrap their modules with torch.utils.checkpoint"});
     CHECK(WriteTorchCsv(Compiled(spec)) == plain);
+    const RecomputeExtent attention(RecomputePart::kAttention, 0);
+    const Plan part = RecomputeStages(GeneratePlan(Shape("1f1b", 4, 8)), {{1, attention}, {2, {}}});
+    REQUIRE(TorchNotes(part).size() == 2);
+    CHECK(TorchNotes(part)[1] ==
+          "of stage 1 wrap " + ToString(attention) + " alone: the plan recomputes that part");
     spec.recompute = {};
     spec.offload = ParseOffload("1");
     spec.costs.host = HostCost{.latency = 1};

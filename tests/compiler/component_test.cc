@@ -4,6 +4,7 @@
 #include <random>
 #include <vector>
 
+#include "compiler/lower/lower.h"
 #include "compiler/lower/passes.h"
 #include "compiler/lower/sharing.h"
 #include "compiler/simulate/simulate.h"
@@ -37,6 +38,37 @@ Time WorkOfLane(const Plan& plan, const CostModel& costs, size_t r, Lane lane) {
 }
 
 TEST_SUITE("property") {
+  TEST_CASE("components wait for all that they name, in whatever order it ends") {
+    std::mt19937_64 random(79);
+    int later = 0;
+    for (const Spec& drawn : RandomSpecs(&random, 30, 4, 6)) {
+      Spec spec = drawn;
+      spec.costs = RandomMoeCosts(&random, 2, Overlap::kAll);
+      if (!FindSchedule(spec.schedule).reject(spec).empty()) continue;
+      spec.costs.memory = MemoryCost{.values = std::vector<int64_t>(kValueCount, 64)};
+      const Plan plan = Lower(GeneratePlan(spec), spec.costs, {.target = Level::kBuffer});
+      CostModel other = spec.costs;
+      for (const ComponentCost& component : kComponentCosts) {
+        for (Time& time : (*other.moe).*component.times) time = static_cast<Time>(random() % 50);
+      }
+      const Timeline timeline = Simulate(plan, other).timeline;
+      for (size_t r = 0; r < plan.programs.size(); ++r) {
+        const std::vector<Span>& spans = timeline.ranks[r];
+        for (size_t at = 0; at < spans.size(); ++at) {
+          const Instruction& i = plan.programs[r][at];
+          if (IsMessage(i.op)) continue;
+          for (int k = 0; k < i.after_count; ++k) {
+            const auto on = static_cast<size_t>(i.after[static_cast<size_t>(k)]);
+            CHECK(spans[on].end <= spans[at].start);
+            const auto last = static_cast<size_t>(i.after[static_cast<size_t>(i.after_count) - 1]);
+            later += spans[on].end > spans[last].end;
+          }
+        }
+      }
+    }
+    CHECK(later > 0);
+  }
+
   TEST_CASE("published overlap takes exactly the time of the chunks") {
     std::mt19937_64 random(31);
     int equal = 0;

@@ -14,6 +14,7 @@
 #include "compiler/lower/lower.h"
 #include "compiler/simulate/memory.h"
 #include "compiler/simulate/simulate.h"
+#include "compiler/simulate/waits.h"
 #include "compiler/verify/verify.h"
 #include "schedules/registry.h"
 #include "tests/support/failure.h"
@@ -89,7 +90,11 @@ TEST_SUITE("unit") {
     CostModel inputs = costs;
     inputs.memory->input_bytes = 10;
     CHECK(Simulate(again, inputs).timeline.ranks[0][2] == Span{8 * unit, 11 * unit});
-    CHECK(Simulate(again, inputs).timeline.ranks[0][3].start == 11 * unit);
+    const Simulation run_again = Simulate(again, inputs);
+    CHECK(run_again.timeline.ranks[0][3].start == 11 * unit);
+    const auto waited = Waits(again, inputs, run_again.timeline).Last({0, 3});
+    REQUIRE(waited);
+    CHECK(waited->on.index == 2);
     // And the bound of the link: F, both copies, B.
     CostModel slow = costs;
     slow.host = HostCost{.latency = 30 * unit};

@@ -224,6 +224,11 @@ TEST_SUITE("unit") {
     CHECK(Verify(with).front().message ==
           "R s1 m0 layers=3 runs more layers again than the stage has by the costs, 2; name at "
           "most so many");
+    // What a chunk keeps is part of what it holds.
+    CostModel larger = costs;
+    CHECK(InputBytes(larger, 0) == 50);
+    larger.memory->input_bytes = 900;
+    CHECK(InputBytes(larger, 0) == 800);
     // As many as there are is no more.
     with.costs->shares = {std::vector<LayerShare>(3)};
     CHECK(Verify(with).empty());

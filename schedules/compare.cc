@@ -68,28 +68,23 @@ void Fill(const Built& built, const CompareRequest& request, CompareRow* row) {
   for (int s = 0; s < plan.stages; ++s) {
     if (recomputed.HasStage(s)) row->recomputed.push_back(s);
   }
-  for (const Program& program : plan.programs) {
-    row->offloaded += std::count_if(program.begin(), program.end(),
-                                    [](const Instruction& i) { return i.op == Op::OFFLOAD; });
-    row->pairs = row->pairs ||
-                 std::ranges::any_of(program, [](const Instruction& i) { return i.op == Op::FB; });
-  }
-  row->messages = MessageCount(plan);
   const CommCost& comm = plan.costs->comm;
-  if (comm.bytes > 0) row->message_bytes = 0;
+  int64_t sent = 0;
   for (const Program& program : plan.programs) {
     for (const Instruction& i : program) {
-      if (row->message_bytes && IsSend(i.op)) *row->message_bytes += comm.SizeOf(i).bytes;
+      if (i.op == Op::OFFLOAD) ++row->offloaded;
+      if (i.op == Op::FB) row->pairs = true;
+      if (IsSend(i.op)) sent += comm.SizeOf(i).bytes;
     }
   }
+  row->messages = MessageCount(plan);
+  if (comm.bytes > 0) row->message_bytes = sent;
   for (const MemoryFigures& rank : built.report.memory) {
+    row->total = std::max(row->total.value_or(0), rank.total());
     if (!rank.parameters) continue;
     row->parameters = std::max(row->parameters.value_or(0), *rank.parameters);
   }
   if (request.keep_plans) row->plan = plan;
-  for (const MemoryFigures& rank : built.report.memory) {
-    row->total = std::max(row->total.value_or(0), rank.total());
-  }
 }
 
 /// Chunk by chunk as in the papers; how much of the all-to-all is exposed is what the components of
@@ -142,7 +137,7 @@ CompareRow RowOf(const Schedule& schedule, const CompareRequest& request,
       Fill(Build(spec, spec.costs, request, Level::kComponent), request, &row);
       row.published = Build(spec, published, request, Level::kComm).report;
     }
-    // As it is printed: 1.00x.
+    // The table prints two digits: 1.004 is 1.00x, which fits.
     row.fits = !request.assumed_limit || row.memory < 1 + kRounded;
     for (size_t r = 0; r < devices.size(); ++r) {
       row.fits = row.fits && row.report->memory[r].total() <= devices[r];
@@ -182,7 +177,8 @@ CompareRow MakeRow(const Schedule& schedule, const CompareRequest& request,
   return (within.report && within.fits && !squeezed) || !own.report ? within : own;
 }
 
-/// What a shorter step must save to be worth anything less simple, and what more memory is none.
+/// The least saving that is worth a less simple row, as a share of the step; more memory than this
+/// factor is not worth it.
 constexpr double kWorthwhile = 0.01, kMoreMemory = 1.1;
 
 /// From the simplest: 1F1B, then in the order of Schedules(), where what is searched is last.
@@ -233,7 +229,7 @@ std::string Gain(const CompareRow& taken, const CompareRow& than) {
          than.schedule;
 }
 
-/// What the row gains over 1F1B, which may not fit, and over the best other published row.
+/// Returns the gain over 1F1B, which may not fit, and over the best other published row.
 std::string Gains(const CompareRow& taken, const std::vector<const CompareRow*>& fit,
                   const CompareRow* one_f_one_b) {
   const CompareRow* const other = BestOther(fit, &taken);

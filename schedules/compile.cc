@@ -197,17 +197,6 @@ void CheckPart(const Spec& spec, Level level) {
 
 }  // namespace
 
-std::string ScheduleName(const std::string& spelling) {
-  std::string plain = Plain(spelling);
-  if (plain.starts_with("schedule")) plain.erase(0, 8);  // PyTorch's class, ScheduleGPipe
-  if (plain == "zbvzerobubble") plain = "zbv";
-  if (plain == "interleaved") plain = "interleaved1f1b";
-  for (const Schedule* schedule : Schedules()) {
-    if (Plain(schedule->name) == plain) return std::string(schedule->name);
-  }
-  return spelling;
-}
-
 Plan Compile(Spec spec, const CompileOptions& options) {
   FindSchedule(spec.schedule);
   CheckSpec(spec);
@@ -276,10 +265,11 @@ std::optional<Plan> LighterPlan(const Spec& spec, const Plan& plan, CompileOptio
   lighter.partition = PartitionChoice{.longer = 1.05};
   options.observer = {};
   Plan other = Compile(lighter, options);
-  const auto fullest = [](const Plan& of) { return std::ranges::max(TotalOfRanks(of, *of.costs)); };
-  if (fullest(other) * 10 >= fullest(plan) * 9) return std::nullopt;
+  if (FullestRank(other) * 10 >= FullestRank(plan) * 9) return std::nullopt;
   return other;
 }
+
+int64_t FullestRank(const Plan& plan) { return std::ranges::max(TotalOfRanks(plan, *plan.costs)); }
 
 int64_t MemoryLimitOf(const Spec& spec, const std::string& text) {
   const Schedule& schedule = FindSchedule(spec.schedule);

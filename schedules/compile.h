@@ -26,10 +26,6 @@ struct CompileOptions {
   bool any_device = false;
 };
 
-/// The name of the schedule that papers and PyTorch spell so: "DualPipe", "zb_v", "ZBVZeroBubble",
-/// "Interleaved1F1B". Returns any other text as it is.
-std::string ScheduleName(const std::string& spelling);
-
 /// The plan of a spec: generated, held against Spec::memory_limit, lowered to the level, and proven
 /// after every pass. Costs with "moe" and no stages get their chunk costs first
 /// (DeriveChunkCosts). The costs that were used are in the plan, those of a searched schedule for
@@ -44,6 +40,9 @@ Plan Compile(Spec spec, const CompileOptions& options = {});
 /// Returns, for a plan that Compile made of layers whose partition was its own choice, one of the
 /// same schedule whose step is at most 5 % longer and whose fullest rank holds over 10 % less.
 std::optional<Plan> LighterPlan(const Spec& spec, const Plan& plan, CompileOptions options);
+
+/// Returns the bytes that the fullest rank of a compiled plan holds at most, all counted.
+int64_t FullestRank(const Plan& plan);
 
 /// The spec with costs of the stages that its schedule makes, where Spec::partition says that its
 /// costs are of stages of a model: cut or merged; for `auto`, which finds its own, those of P

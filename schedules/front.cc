@@ -260,11 +260,9 @@ bool RaiseMemory(CompareRequest* request) {
   }
   if (limit.empty() || request->assumed_limit) return !DevicesOf(request->spec).empty();
   if (limit.back() == 'x') {
-    double times = 0;
-    std::from_chars(limit.data(), limit.data() + limit.size() - 1, times);
     char buffer[64];
-    const auto end =
-        std::to_chars(buffer, buffer + sizeof buffer, times * kMore, std::chars_format::fixed, 6);
+    const auto end = std::to_chars(buffer, buffer + sizeof buffer, ParseMultiple(limit) * kMore,
+                                   std::chars_format::fixed, 6);
     limit = std::string(buffer, end.ptr) + "x";
   } else {
     limit = std::to_string(Times(kMore, ParseBytes(limit, "`memory_limit`")));

@@ -8,8 +8,8 @@
 
 #include "compiler/plan/error.h"
 #include "compiler/plan/memory_limit.h"
+#include "compiler/plan/text.h"
 #include "compiler/simulate/simulate.h"
-#include "schedules/compile.h"
 #include "schedules/made_plans.h"
 #include "schedules/partition/partition.h"
 #include "schedules/published/rows.h"
@@ -29,6 +29,17 @@ std::span<const Schedule* const> Schedules() {
     return all;
   }();
   return kAll;
+}
+
+std::string ScheduleName(const std::string& spelling) {
+  std::string plain = Plain(spelling);
+  if (plain.starts_with("schedule")) plain.erase(0, 8);  // PyTorch's class, ScheduleGPipe
+  if (plain == "zbvzerobubble") plain = "zbv";
+  if (plain == "interleaved") plain = "interleaved1f1b";
+  for (const Schedule* schedule : Schedules()) {
+    if (Plain(schedule->name) == plain) return std::string(schedule->name);
+  }
+  return spelling;
 }
 
 const Schedule& FindSchedule(const std::string& name) {

@@ -51,6 +51,10 @@ struct Schedule {
 /// `auto`. The rows live as long as the program.
 std::span<const Schedule* const> Schedules();
 
+/// The name of the schedule that papers and PyTorch spell so: "DualPipe", "zb_v", "ZBVZeroBubble",
+/// "Interleaved1F1B". Returns any other text as it is.
+std::string ScheduleName(const std::string& spelling);
+
 /// The row of that name ("1f1b", "auto"). Throws Error with the known names and the nearest one.
 const Schedule& FindSchedule(const std::string& name);
 

@@ -330,7 +330,7 @@ std::vector<LayerCost> ReadLayers(const JsonCursor& layers, Unit unit, CostMendi
     layers.Fail("must have 1.." + std::to_string(kMaxModelLayers) + " layers, has " +
                 std::to_string(count));
   }
-  // Where some layers say what their experts hold, others have none.
+  // If some layers say what their experts hold, the others have no experts.
   const auto knows = [](const LayerCost& layer) { return layer.rest_bytes.has_value(); };
   for (LayerCost& layer : costs) {
     if (std::ranges::none_of(costs, knows)) break;

@@ -55,7 +55,7 @@ class JsonCursor {
 
   /// Throws Error "PLACE: PATH: what".
   [[noreturn]] void Fail(const std::string& what) const;
-  /// What `read` makes of this value; the text of its Error becomes that of Fail, unless it has the
+  /// Returns `read` of this value; the text of its Error becomes that of Fail, unless it has the
   /// place already.
   template <typename Read>
   auto Checked(Read read) const {

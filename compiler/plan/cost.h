@@ -66,7 +66,7 @@ struct CommCost {
   Time occupancy = 0;    ///< bytes / bandwidth: how long a message fills its directed edge
   /// A rank computes nothing while it takes part in REDUCE: on a CPU it adds up itself.
   bool reduce_blocks = false;
-  /// Of messages between stages s and s + 1, either way; empty where all have `bytes`.
+  /// Sizes of messages between stages s and s + 1, either way; empty where all have `bytes`.
   std::vector<MessageSize> sizes = {};
 
   /// Sets `bytes`, `occupancy` and, where they differ, `sizes`; one entry for each pair of
@@ -96,7 +96,7 @@ struct MemoryCost {
   int64_t w_stash_bytes = 0;
   /// Of one copy of a stage: one entry for every stage alike, or one each; empty: not known.
   std::vector<int64_t> parameter_bytes = {}, gradient_bytes = {}, optimizer_bytes = {};
-  /// Of each of these the bytes that belong to no expert, as many entries; empty: not known.
+  /// The bytes of the three above that belong to no expert, as many entries; empty: not known.
   std::vector<int64_t> parameter_rest = {}, gradient_rest = {}, optimizer_rest = {};
   /// Of the values of one layer, by Value (compiler/plan/value.h), where components do not say
   /// those of each (MoeCost::values); empty: not known.
@@ -185,7 +185,7 @@ struct LayerCost {
   std::optional<MoeCost> moe = {};  ///< the components of one layer
   /// Nothing: not known.
   std::optional<int64_t> parameter_bytes = {}, gradient_bytes = {}, optimizer_bytes = {};
-  /// Of parameter_bytes those of no expert; the others divide alike. Nothing: not known.
+  /// The parameter_bytes of no expert; the other bytes divide alike. Nothing: not known.
   std::optional<int64_t> rest_bytes = {};
   int64_t activation_bytes = 0, w_stash_bytes = 0;  ///< as in MemoryCost
   /// What goes to the next layer, a message where that is on another rank; 0: as `comm` says.
@@ -231,7 +231,7 @@ struct RankCost {
 struct Parallel {
   int tp = 1, cp = 1, ep = 1, etp = 1;
 
-  /// Of one rank.
+  /// Returns the devices of one rank.
   int devices() const { return std::max(tp * cp, ep * etp); }
   /// Micro-batches that a rank works on at a time.
   int batches() const { return devices() / (tp * cp); }
@@ -245,7 +245,7 @@ std::string FlawOf(const Parallel& parallel);
 struct Copies {
   int64_t experts = 1, rest = 1;
 };
-/// Of one stage, in so many replicas of the pipeline.
+/// Returns the copies of one stage, in so many replicas of the pipeline.
 Copies CopiesOf(const Parallel& parallel, int data_parallel);
 
 /// The device that the costs are of.

@@ -175,11 +175,11 @@ CostModel AtReplicas(const CostModel& costs, const Plan& plan) {
   result.stages.resize(static_cast<size_t>(plan.stages), costs.stages.front());
   const Copies copies = CopiesOf(ParallelOf(plan, costs), plan.data_parallel);
   const std::vector<std::vector<int>> holders = HoldersOfStage(plan);
+  const MemoryCost memory = costs.memory.value_or(MemoryCost{});
   for (size_t s = 0; s < result.stages.size(); ++s) {
     const auto of_stage = [s](const std::vector<int64_t>& bytes) {
       return bytes.empty() ? 0 : static_cast<double>(bytes.size() == 1 ? bytes[0] : bytes[s]);
     };
-    const MemoryCost memory = costs.memory.value_or(MemoryCost{});
     const double all = of_stage(memory.parameter_bytes);
     // Without experts all is the rest.
     const double rest =

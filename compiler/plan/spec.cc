@@ -73,6 +73,18 @@ Amount ReadAmount(const std::string& text, const std::string& flag, const std::s
   return {static_cast<int64_t>(bytes), !name.empty()};
 }
 
+/// Returns the number of "1.5x", of any sign; nothing for other text.
+std::optional<double> ReadMultiple(const std::string& text) {
+  double factor = 0;
+  const char* const end = text.data() + text.size();
+  const auto [at, error] = std::from_chars(text.data(), end, factor, std::chars_format::fixed);
+  if (error != std::errc() || std::string_view(at, static_cast<size_t>(end - at)) != "x" ||
+      !std::isfinite(factor)) {
+    return std::nullopt;
+  }
+  return factor;
+}
+
 [[noreturn]] void FailLimit(const std::string& text, const std::string& what) {
   throw Error("`memory_limit`: " + what + ", is \"" + text.substr(0, 40) + "\"");
 }
@@ -285,20 +297,15 @@ int64_t ParseBytes(const std::string& text, const char* flag) {
 }
 
 double ParseMultiple(const std::string& text, const std::string& place) {
-  double factor = 0;
-  const char* const end = text.data() + text.size();
-  const auto [at, error] = std::from_chars(text.data(), end, factor, std::chars_format::fixed);
-  if (error != std::errc() || std::string_view(at, static_cast<size_t>(end - at)) != "x" ||
-      !std::isfinite(factor) || factor <= 0) {
+  const std::optional<double> factor = ReadMultiple(text);
+  if (!factor || *factor <= 0) {
     throw Error(place + "must be a multiple such as 1x or 0.75x, is \"" + text.substr(0, 40) +
                 "\"");
   }
-  return factor;
+  return *factor;
 }
 
 int64_t ParseMemoryLimit(const std::string& text, const Spec& spec, int stages) {
-  const char* const begin = text.data();
-  const char* const end = begin + text.size();
   if (text.empty() || text.back() != 'x') {
     const bool bytes = CountsBytes(spec.costs);
     if (LacksUnit(text, spec.costs)) {
@@ -317,17 +324,16 @@ int64_t ParseMemoryLimit(const std::string& text, const Spec& spec, int stages) 
     if (!amount.whole) FailLimit(text, "must be a whole number of activations");
     return amount.value;
   }
-  double factor = 0;
-  const auto [at, error] = std::from_chars(begin, end - 1, factor, std::chars_format::fixed);
-  if (error != std::errc() || at != end - 1 || !std::isfinite(factor)) FailLimit(text, kForm);
-  if (!(factor > 0)) FailLimit(text, "must be positive");
+  const std::optional<double> factor = ReadMultiple(text);
+  if (!factor) FailLimit(text, kForm);
+  if (!(*factor > 0)) FailLimit(text, "must be positive");
   // P activations of a whole rank: that is one of every stage.
   const MemoryLimit unit(spec.costs);
   int64_t all = unit.bytes() ? spec.costs.memory->ActivationOfAll(stages) : stages;
   int64_t layers = 0;
   for (const LayerCost& layer : spec.costs.layers) layers += layer.repeat * layer.activation_bytes;
   if (layers > 0) all = layers;
-  const double limit = std::floor(factor * static_cast<double>(all));
+  const double limit = std::floor(*factor * static_cast<double>(all));
   if (limit < 1)
     FailLimit(text, "must leave room for at least one " +
                         std::string(unit.bytes() ? "byte" : "activation"));

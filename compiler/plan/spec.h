@@ -110,8 +110,8 @@ struct PartitionChoice {
   };
   Kind kind = Kind::kAuto;
   Partition layers = {};
-  /// Of kAuto, for published schedules and costs with bytes: of the partitions whose step is at
-  /// most this many times the shortest, the one whose fullest rank holds least.
+  /// For kAuto, published schedules and costs with bytes: the longest step that a partition may
+  /// have, as a multiple of the shortest. The one whose fullest rank holds least is taken.
   double longer = 1.01;
 
   bool operator==(const PartitionChoice&) const = default;

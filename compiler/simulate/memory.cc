@@ -257,7 +257,7 @@ std::vector<int64_t> MessageBytesOfRank(const Plan& plan, const CommCost& comm) 
       const int from = route.ranks[s - 1], to = route.ranks[s];
       if (from == to) continue;
       const int64_t bytes = comm.SizeBetween(static_cast<int>(s) - 1).bytes;
-      for (const auto edge : {std::pair(from, to), std::pair(to, from)}) {
+      for (const auto& edge : {std::pair(from, to), std::pair(to, from)}) {
         edges[edge] = std::max(edges[edge], bytes);
       }
     }

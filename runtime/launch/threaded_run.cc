@@ -64,7 +64,7 @@ void Launch::Step(int step) {
   begin_.notify_all();
   const auto ended = [this] { return running_ == 0; };
   if (!options_.stuck) end_.wait(lock, ended);
-  // Who waits for a message gives up first, and says more.
+  // A rank that waits for a message gives up first, and says more.
   const auto patience = options_.timeout + std::chrono::seconds(1);
   while (!end_.wait_until(lock, LastMove() + patience, ended)) {
     if (Clock::now() >= LastMove() + patience) options_.stuck(error_ ? error_ : Hang());

@@ -110,7 +110,9 @@ bool LongerThanOrder(const CostModel& costs, const SearchOptions& options) {
 
 Time StepTime(const Plan& plan, const CostModel& given, std::optional<int64_t> limit,
               const SearchOptions& options) {
-  const CostModel costs = AtReplicas(given, plan);
+  std::optional<CostModel> scaled;
+  if (given.ring) scaled = AtReplicas(given, plan);
+  const CostModel& costs = scaled ? *scaled : given;
   if (!LongerThanOrder(costs, options)) return Simulate(plan, costs).makespan;
   const bool components = options.components && costs.components();
   const LowerOptions lower = {.target = components ? Level::kComponent : Level::kComm,

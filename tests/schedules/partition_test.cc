@@ -50,7 +50,7 @@ CostModel LayersOfOneKind(int blocks) {
   return costs;
 }
 
-int64_t FullestRank(const Plan& plan) {
+int64_t HeldByFullest(const Plan& plan) {
   int64_t most = 0;
   for (const MemoryFigures& rank : MemoryOf(plan, *plan.costs)) most = std::max(most, rank.total());
   return most;
@@ -72,11 +72,11 @@ TEST_SUITE("unit") {
           return static_cast<double>(Simulate(of, *of.costs).makespan);
         };
         CHECK(step(chosen) <= 1.01 * step(shortest));
-        CHECK(FullestRank(chosen) <= FullestRank(shortest));
-        saved += FullestRank(chosen) < FullestRank(shortest) ? 1 : 0;
+        CHECK(HeldByFullest(chosen) <= HeldByFullest(shortest));
+        saved += HeldByFullest(chosen) < HeldByFullest(shortest) ? 1 : 0;
         if (const std::optional<Plan> other = LighterPlan(spec, chosen, {})) {
           CHECK(step(*other) <= 1.05 * step(shortest));
-          CHECK(FullestRank(*other) * 10 < FullestRank(chosen) * 9);
+          CHECK(HeldByFullest(*other) * 10 < HeldByFullest(chosen) * 9);
           CHECK(StepOf(spec, other->costs->partition) == Simulate(*other, *other->costs).makespan);
           ++lighter;
         }

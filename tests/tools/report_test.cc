@@ -171,9 +171,11 @@ TEST_SUITE("unit") {
   TEST_CASE("a ratio may be limited to all of it and no more") {
     const CostModel costs = UniformCosts(1, 1, 1);
     const Plan plan = Make("1f1b", costs, Level::kComm);
-    CHECK(Judge(plan, costs, {.max_bubble_ratio = 1.0}, "p.json")[0].broken.empty());
-    CHECK(Failure<UsageError>([&] { Judge(plan, costs, {.max_bubble_ratio = 1.01}, "p.json"); }) !=
-          "accepted");
+    Limits limits;
+    limits.max_bubble_ratio = 1.0;
+    CHECK(Judge(plan, costs, limits, "p.json")[0].broken.empty());
+    limits.max_bubble_ratio = 1.01;
+    CHECK(Failure<UsageError>([&] { Judge(plan, costs, limits, "p.json"); }) != "accepted");
   }
 
   TEST_CASE("limits of a plan are those of its whole name") {

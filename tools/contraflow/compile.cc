@@ -11,7 +11,6 @@
 #include "compiler/files/plan_io.h"
 #include "compiler/plan/text.h"
 #include "compiler/simulate/simulate.h"
-#include "schedules/partition/staged.h"
 #include "schedules/published/rows.h"
 #include "tools/cli/compile_flags.h"
 #include "tools/cli/exit.h"
@@ -60,16 +59,17 @@ std::string WhatWasMade(const Plan& plan, const CostModel& costs, const std::str
          ", bubble ratio " + FormatPercent(run.bubble_ratio());
 }
 
-/// One line where another partition takes little longer and holds much less; "" where none does.
+/// One line where another partition takes little longer and holds much less; "" where none does, or
+/// nobody reads it.
 std::string WhatIsLighter(const Spec& spec, const Plan& plan, const CompileOptions& options) {
+  if (GetVerbosity() == Verbosity::kQuiet) return "";
   const std::optional<Plan> lighter = LighterPlan(spec, plan, options);
   if (!lighter) return "";
   const auto step = [](const Plan& of) { return Simulate(of, *of.costs, Keep::kFigures).makespan; };
-  const auto fullest = [](const Plan& of) { return std::ranges::max(TotalOfRanks(of, *of.costs)); };
   const double longer = static_cast<double>(step(*lighter)) / static_cast<double>(step(plan)) - 1;
   return "contraflow: note: --partition " + FormatPartition(lighter->costs->partition) + " takes " +
          FormatPercent(longer) + " longer, and its fullest rank holds " +
-         FormatBytes(fullest(*lighter)) + " instead of " + FormatBytes(fullest(plan));
+         FormatBytes(FullestRank(*lighter)) + " instead of " + FormatBytes(FullestRank(plan));
 }
 
 int RunCompile(const CompileCommand& options) {

@@ -67,6 +67,18 @@ void CheckFlags(const ExportOptions& options) {
   TorchOptionsOf(options);
 }
 
+/// Writes the values and their CSV.
+void ExportTorchtitan(const Plan& plan, const ExportOptions& options) {
+  const std::string csv = CsvBeside(options.output), form = TitanForm(options);
+  std::string values;
+  // Layers that are not known come first: with them every form of the file is wrong.
+  if (plan.routes.size() == 1) values = WriteTorchtitan(plan, csv, options.layers, form);
+  const std::string flaw = FlawOfTorchtitanFile(options.output, form);
+  if (!flaw.empty()) throw UsageError("--output: " + flaw);
+  WriteFile(csv, WriteTorchCsv(plan));
+  WriteFile(options.output, values);
+}
+
 int Export(const ExportOptions& options) {
   CheckFlags(options);
   const std::string csv = options.titan() ? CsvBeside(options.output) : "";
@@ -75,17 +87,11 @@ int Export(const ExportOptions& options) {
   const Plan plan = ReadPlanFile(options.plan);
   RequireSound(plan, options.plan);
   if (options.titan()) {
-    // Layers that are not known come first: with them every form of the file is wrong.
-    if (plan.routes.size() == 1) WriteTorchtitan(plan, csv, options.layers, TitanForm(options));
-    const std::string flaw = FlawOfTorchtitanFile(options.output, TitanForm(options));
-    if (!flaw.empty()) throw UsageError("--output: " + flaw);
-  }
-  if (!csv.empty()) {
-    WriteTorchtitanFiles(plan, options.output, options.layers, TitanForm(options));
+    ExportTorchtitan(plan, options);
   } else {
     WriteFile(options.output, Exported(plan, options));
   }
-  if (options.to == "torch-csv" || !csv.empty()) {
+  if (options.to == "torch-csv" || options.titan()) {
     for (const std::string& note : TorchNotes(plan)) {
       Say("contraflow: note: " + note);
     }

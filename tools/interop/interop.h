@@ -118,8 +118,4 @@ std::string CsvBeside(const std::string& output);
 /// Why the values cannot be in this file, as the CSV has that name or it is TOML's; or "".
 std::string FlawOfTorchtitanFile(const std::string& output, std::string_view form);
 
-/// Writes both.
-void WriteTorchtitanFiles(const Plan& plan, const std::string& output,
-                          const std::optional<std::string>& layers, std::string_view form);
-
 }  // namespace contraflow

@@ -1,7 +1,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "compiler/files/file.h"
 #include "compiler/plan/error.h"
 #include "tools/interop/interop.h"
 #include "tools/interop/stage_layers.h"
@@ -215,14 +214,6 @@ std::string FlawOfTorchtitanFile(const std::string& output, std::string_view for
   if (!output.ends_with(".toml") || form == "toml") return "";
   return "torchtitan reads no TOML since February 2026; give a file such as " + name +
          ", or --form toml for an older release";
-}
-
-void WriteTorchtitanFiles(const Plan& plan, const std::string& output,
-                          const std::optional<std::string>& layers, std::string_view form) {
-  const std::string csv = CsvBeside(output), schedule = WriteTorchCsv(plan);
-  const std::string values = WriteTorchtitan(plan, csv, layers, form);
-  WriteFile(csv, schedule);
-  WriteFile(output, values);
 }
 
 }  // namespace contraflow

@@ -86,7 +86,10 @@ void ToTorchtitan(const PlanObject& self, const Path& path, const Layers& layers
   {
     const py::gil_scoped_release others;
     self.Verify();
-    WriteTorchtitanFiles(self.plan, path.string(), TextOf(layers), form);
+    const std::string csv = CsvBeside(path.string()), schedule = WriteTorchCsv(self.plan);
+    const std::string values = WriteTorchtitan(self.plan, csv, TextOf(layers), form);
+    WriteFile(csv, schedule);
+    WriteFile(path.string(), values);
   }
   Warn(TorchNotes(self.plan), 1);
 }

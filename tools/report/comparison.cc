@@ -7,6 +7,7 @@
 #include "compiler/files/plan_document.h"
 #include "compiler/plan/memory_limit.h"
 #include "schedules/partition/stages.h"
+#include "schedules/search/portfolio.h"
 #include "tools/cli/exit.h"
 #include "tools/report/report.h"
 #include "tools/report/text.h"
@@ -249,6 +250,19 @@ std::string Optional(const std::optional<int64_t>& value) {
   return value ? std::to_string(*value) : "";
 }
 
+/// True if the costs know how long gradient sums or the optimizer take.
+bool PricesUpdate(const CostModel& costs) {
+  return HasEpilogue(costs) || std::ranges::any_of(costs.layers, [](const LayerCost& layer) {
+           return layer.cost.reduce > 0 || layer.cost.step > 0;
+         });
+}
+
+/// Returns how a rank's devices split the model; nothing: not known.
+std::optional<Parallel> KnownParallel(const Spec& spec) {
+  const bool known = spec.costs.parallel || spec.expert_parallel;
+  return known ? std::optional(ParallelOf(spec)) : std::nullopt;
+}
+
 }  // namespace
 
 std::string NameOf(const CompareRow& row) {
@@ -279,19 +293,6 @@ std::string AdviceLines(const Advice& advice) {
   if (advice.price == 0) return WithFlags(advice.text) + ".\n";
   return advice.text.substr(0, advice.price - 1) + "\n  " + advice.text.substr(advice.price) +
          ".\n";
-}
-
-/// True if the costs know how long gradient sums or the optimizer take.
-bool PricesUpdate(const CostModel& costs) {
-  const auto prices = [](const StageCost& cost) { return cost.reduce > 0 || cost.step > 0; };
-  return std::ranges::any_of(costs.stages, prices) ||
-         std::ranges::any_of(costs.layers, prices, &LayerCost::cost);
-}
-
-/// How a rank's devices split the model; nothing: not known.
-std::optional<Parallel> KnownParallel(const Spec& spec) {
-  const bool known = spec.costs.parallel || spec.expert_parallel;
-  return known ? std::optional(ParallelOf(spec)) : std::nullopt;
 }
 
 std::string ComparedHead(const CompareRequest& request, bool costs_given, bool one) {

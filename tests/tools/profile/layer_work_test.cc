@@ -160,8 +160,8 @@ TEST_SUITE("unit") {
     CHECK(of_halves.work.expert_parameters == 8 * expert / 2);
     CHECK(of_whole.work.parameters - of_halves.work.parameters == 8 * expert / 2);
     CHECK(FlopsOf(of_whole.work).f == FlopsOf(of_halves.work).f);
-    const auto gathers = [](const LayerEstimate& layer) {
-      return std::ranges::count_if(layer.work.parts, [](const LayerPart& part) {
+    const auto gathers = [](const LayerEstimate& of) {
+      return std::ranges::count_if(of.work.parts, [](const LayerPart& part) {
         return part.kind == WorkKind::kTensorParallel;
       });
     };

@@ -125,13 +125,17 @@ TEST_SUITE("jobs") {
   }
 
   TEST_CASE("copies in memory are enough to start again from") {
+    // So many that the second kill comes before the end, on the fastest machine.
+    constexpr int kMany = 400;
+    const std::string weights = Four().WeightsAfter(kMany);
     for (const bool disk : {false, true}) {
       CAPTURE(disk);
       const JobFolder folder;
       const std::string kept = folder.File("kept");
       // One restart: the second is allowed only if copies that were made count as a new checkpoint.
       Words words = Four().With({"--memory-checkpoint", folder.File("memory"), "--memory-every",
-                                 "5", "--restarts", "1", "--log-every", "5"});
+                                 "5", "--restarts", "1", "--log-every", "5"},
+                                kMany);
       if (disk) words.insert(words.end(), {"--checkpoint", kept});
       LaunchedJob job(Alone(words));
       std::mt19937 random(disk ? 5 : 4);
@@ -147,7 +151,7 @@ TEST_SUITE("jobs") {
       CHECK(job.Wait(kPatience));
       CAPTURE(job.Story());
       CHECK(job.ending(0).code == 0);
-      CHECK(WeightsIn(job.Out(0)) == Four().weights);
+      CHECK(WeightsIn(job.Out(0)) == weights);
       CHECK(CountOf(job.Err(0), "was ended by signal 9 (Killed); restart 1 of 1, after step ") ==
             2);
       CHECK(CountOf(job.Out(0), "resuming after step ") == 2);

@@ -133,9 +133,6 @@ Report MakeReport(const Plan& plan, const CostModel& costs, std::optional<int64_
   // What was searched with a partition of its own has a bound for any.
   const bool own = plan.provenance && costs == plan.costs && !costs.partition.empty();
   const Time any = own ? plan.provenance->bound : 0;
-  if (made_for && fits && !report.components && any > report.bound.value) {
-    report.bound = {.value = any, .kind = BoundKind::kPrices, .work = any};
-  }
   if (own) report.any_partition = std::min(any, report.bound.value);
   const Time update = ShortestUpdate(plan, costs);
   report.bound.value += update;

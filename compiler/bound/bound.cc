@@ -215,7 +215,7 @@ std::string_view Name(BoundKind kind) {
   constexpr std::string_view kNames[] = {
       "nothing to do", "critical path", "busy rank", "order of micro-batches", "two windows",
       "pairs",         "memory x time", "link",      "lane of components",     "link to the host",
-      "stashes",       "several ranks"};
+      "stashes"};
   return kNames[static_cast<size_t>(kind)];
 }
 

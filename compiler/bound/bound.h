@@ -23,7 +23,6 @@ enum class BoundKind : uint8_t {
   kLane,          ///< the components of one lane of a rank (component.cc)
   kHostLink,      ///< the copies of a rank to the host or back, one at a time (host_link.cc)
   kStashes,       ///< what may wait for W when the last B of a rank runs (stash.cc)
-  kPrices,        ///< the time of several ranks together (prices.cc); not one that ProveBound gives
 };
 
 /// "critical path", "busy rank", "order of micro-batches", ...

@@ -30,11 +30,5 @@ std::optional<PartitionBound> BoundOfPairs(const Spec& spec, LayerStages* layers
 /// alike; nothing for others, for micro-batches that differ and for models with too many layers.
 std::optional<PartitionBound> BoundOfDeep(const Spec& spec, const LayerStages& layers,
                                           LayerWork* work, const Plan& frame, Time enough);
-/// The largest bound for any partition between `proven` and `goal` that looking at several ranks at
-/// once proves, in a nested placement with two stages a rank whose layers were `found` divided so;
-/// `proven` for others. `effort`: some ten nanoseconds each.
-Time RaiseByPrices(const Spec& spec, LayerStages* layers, const Plan& frame, const Partition& found,
-                   Time proven, Time goal, int64_t effort,
-                   const SearchControl& control = SearchControl());
 
 }  // namespace contraflow

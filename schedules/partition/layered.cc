@@ -28,8 +28,6 @@
 namespace contraflow {
 namespace {
 
-/// Nanoseconds of a budget for each that looking for prices takes of its own unit: a quarter of it.
-constexpr int64_t kEachPrice = 80;
 /// Part of what a partition is judged, for that of the one which needs least memory.
 constexpr int64_t kRoomiestShare = 8;
 /// Likewise, to look for the one whose fullest rank holds least.
@@ -347,9 +345,6 @@ void CoverPartitions(const Spec& spec, const SearchControl& control, Plan* plan)
   Provenance& provenance = *plan->provenance;
   provenance.bound = std::min(provenance.bound,
                               BoundOfPartitions(spec, &layers, *plan, provenance.makespan).value);
-  if (spec.search.components) return;
-  provenance.bound = RaiseByPrices(spec, &layers, *plan, plan->costs->partition, provenance.bound,
-                                   provenance.makespan, spec.search.budget / kEachPrice, control);
 }
 
 }  // namespace contraflow

@@ -24,7 +24,7 @@ Plan GenerateFromLayers(const Schedule& schedule, const Spec& spec, const Search
 void CheckDevicesForLayers(const Spec& spec, const SearchControl& control);
 
 /// Makes the bound in the provenance of a plan that was made of the layers of the spec one that
-/// holds for any partition (BoundOfPartitions, RaiseByPrices).
+/// holds for any partition (BoundOfPartitions).
 void CoverPartitions(const Spec& spec, const SearchControl& control, Plan* plan);
 
 /// What a partition is worth: what its fullest rank holds beyond the limit, then the time of a

@@ -37,7 +37,6 @@ TEST_SUITE("property") {
     std::mt19937_64 random(static_cast<uint64_t>(FromEnvironment("CONTRAFLOW_SEED", 77)));
     const int wanted = FromEnvironment("CONTRAFLOW_EXACT", CasesToDraw(500));
     int cases = 0, reached = 0, limited = 0, unlike = 0, deep = 0, components = 0, scaled = 0;
-    int raised = 0;
     for (int round = 0; cases < wanted && round < 3 * wanted; ++round) {
       const int kind = static_cast<int>(random() % 5);
       const int ranks = kind == 4 ? 2 : 2 + static_cast<int>(random() % 2);
@@ -80,7 +79,6 @@ TEST_SUITE("property") {
       }
       LayerStages stages(spec.costs, Overlap::kAll);
       std::optional<Time> best;
-      Partition of_best;
       bool all = true;
       for (const Partition& partition : AllPartitions(layers, ranks * chunks)) {
         const CostModel costs = OnRanks(stages.Make(partition), frame);
@@ -89,7 +87,6 @@ TEST_SUITE("property") {
         all = all && exact.finished;
         if (!exact.makespan || (best && *exact.makespan >= *best)) continue;
         best = exact.makespan;
-        of_best = partition;
       }
       if (!all || !best) continue;
       CAPTURE(round);
@@ -99,15 +96,7 @@ TEST_SUITE("property") {
       // The less is enough, the more is left out.
       CHECK(BoundOfPartitions(spec, &stages, frame, *best + 1).value <= *best);
       CHECK(BoundOfPartitions(spec, &stages, frame, *best / 2).value <= *best / 2);
-      const auto raise = [&](Time high) {
-        return RaiseByPrices(spec, &stages, frame, of_best, bound, high, 20'000'000);
-      };
-      const Time priced = raise(*best);
-      CHECK(priced <= *best);
-      // The first question is whether it takes longer than the best.
-      CHECK(raise(bound + 12 * (*best + 1 - bound)) == bound);
       ++cases;
-      raised += priced > bound;
       reached += bound == *best;
       limited += spec.memory_limit.has_value();
       unlike += !spec.costs.ranks.empty();
@@ -115,7 +104,6 @@ TEST_SUITE("property") {
       components += moe;
     }
     MESSAGE("the bound for any partition is the optimum of " << reached << " of " << cases);
-    MESSAGE("prices prove more for " << raised);
     CHECK(cases == wanted);
     if (kSanitized) return;  // too few to have some of each
     CHECK(deep > cases / 20);
@@ -124,51 +112,6 @@ TEST_SUITE("property") {
     CHECK(unlike > cases / 20);
     CHECK(scaled > cases / 20);
     CHECK(reached > cases / 10);
-    CHECK(raised > cases / 50);
-  }
-
-  TEST_CASE("prices of the time of all ranks prove more than ranks one by one") {
-    // Three ranks, six micro-batches on two routes. A SAT solver proves 92.28 ms to be the least
-    // for 4, 3 and 5 layers.
-    Spec spec = MakeSpec("auto", 3, 6, CostModel());
-    spec.costs.unit = Unit::kMilliseconds;
-    const auto add = [&](int repeat, Time f, Time b) -> LayerCost& {
-      LayerCost layer;
-      layer.repeat = repeat;
-      layer.cost = {.f = f, .b = b, .w = f, .bw = b + f, .fb = b + 2 * f};
-      spec.costs.layers.push_back(std::move(layer));
-      return spec.costs.layers.back();
-    };
-    add(1, 370'000, 37'000);
-    LayerCost& moe = add(10, 0, 0);
-    const std::vector<Time> attention{530'000}, experts{280'000}, messages{520'000};
-    moe.moe = MoeCost{.layers_per_stage = 1,
-                      .attn_f = attention,
-                      .dispatch_f = messages,
-                      .mlp_f = experts,
-                      .combine_f = messages,
-                      .combine_b = messages,
-                      .mlp_b = experts,
-                      .dispatch_b = messages,
-                      .attn_b = attention,
-                      .mlp_w = experts,
-                      .attn_w = attention};
-    add(1, 2'220'000, 2'220'000);
-    const Plan frame = BidirectionalPlan(spec);
-    LayerStages stages(spec.costs, Overlap::kAll);
-    const Time optimum = 92'280'000;
-    const Time bound = BoundOfPartitions(spec, &stages, frame, optimum).value;
-    CHECK(bound < 86'000'000);
-    const auto raise = [&](Time goal, int64_t effort) {
-      return RaiseByPrices(spec, &stages, frame, {4, 3, 5}, bound, goal, effort);
-    };
-    const Time priced = raise(optimum, 100'000'000);
-    CHECK(priced > 88'000'000);
-    CHECK(priced <= optimum);
-    CHECK(raise(optimum, 100'000'000) == priced);
-    CHECK(raise(optimum, 0) == bound);
-    // Nothing is below a makespan that no one doubts.
-    CHECK(raise(bound, 100'000'000) == bound);
   }
 
   TEST_CASE("no bound for any partition into several stages a rank is above what a search finds") {

@@ -58,7 +58,7 @@ for page in contraflow contraflow-run; do
 done
 # bash, as it loads what it completes for the first time.
 bash -c '. /usr/share/bash-completion/bash_completion
-  for words in "contraflow compile --sched" "contraflow-run --memory-ch"; do
+  for words in "contraflow compile --sched" "contraflow-run --checkpoint-ev"; do
     COMP_WORDS=($words) COMP_CWORD=$((${#COMP_WORDS[@]} - 1))
     _completion_loader "${COMP_WORDS[0]}" || true
     function=$(complete -p "${COMP_WORDS[0]}" | sed "s/.*-F \([^ ]*\).*/\1/")
@@ -66,10 +66,10 @@ bash -c '. /usr/share/bash-completion/bash_completion
     echo "${COMPREPLY[@]}"
   done' >bash.txt
 test "$(cat bash.txt)" = "--schedule
---memory-checkpoint"
-fish -c 'complete -C "contraflow compile --sched"; complete -C "contraflow-run --memory-ch"' >fish.txt
+--checkpoint-every"
+fish -c 'complete -C "contraflow compile --sched"; complete -C "contraflow-run --checkpoint-ev"' >fish.txt
 grep -q '^--schedule' fish.txt
-grep -q '^--memory-checkpoint' fish.txt
+grep -q '^--checkpoint-every' fish.txt
 # In zsh the words are typed, with tabs, and what comes of them is run.
 cat >keys.zsh <<'ZSH'
 zmodload zsh/zpty

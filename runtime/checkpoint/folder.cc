@@ -56,9 +56,9 @@ std::string AsideOf(const std::string& directory, int step) {
   return Hidden(directory, step, kNew);
 }
 
-FolderLock::FolderLock(const std::string& directory, const std::string& name)
-    : file_(OpenFile(directory + "/" + name, O_RDWR | O_CREAT | O_NOFOLLOW, 0666)) {
-  if (file_.get() < 0) throw FileError(directory + "/" + name, "cannot be locked", errno);
+FolderLock::FolderLock(const std::string& directory)
+    : file_(OpenFile(directory + "/.lock", O_RDWR | O_CREAT | O_NOFOLLOW, 0666)) {
+  if (file_.get() < 0) throw FileError(directory + "/.lock", "cannot be locked", errno);
   char holder[128] = "";
   while (flock(file_.get(), LOCK_EX | LOCK_NB) != 0) {
     if (errno == EINTR) continue;

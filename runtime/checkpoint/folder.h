@@ -44,7 +44,7 @@ void RemoveLeftovers(const std::string& directory);
 /// process. Throws Error, naming who has it, where another process does.
 class FolderLock {
  public:
-  explicit FolderLock(const std::string& directory, const std::string& name = ".lock");
+  explicit FolderLock(const std::string& directory);
 
  private:
   const Descriptor file_;

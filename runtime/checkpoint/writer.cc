@@ -110,16 +110,6 @@ std::vector<std::string> AwaitNotes(const std::string& folder, const std::string
 
 }  // namespace
 
-std::vector<std::string> Peers::Share(std::string_view text) {
-  std::string joined;
-  for (const std::string& each : Gather(text)) joined += each + '\0';
-  std::istringstream stream(Broadcast(joined));
-  std::vector<std::string> texts;
-  for (std::string each; std::getline(stream, each, '\0');) texts.push_back(each);
-  if (std::ssize(texts) == processes()) return texts;
-  throw Error("what the processes have told each other is malformed");
-}
-
 void Snapshot::Resize(int64_t bytes, StateCopies* copies) {
   constexpr size_t kPage = 4096;
   constexpr std::align_val_t kAlignment{kPage};
@@ -150,7 +140,7 @@ std::vector<StateCopies::Part> Snapshot::Lay(int step, int shard, std::span<cons
   }
   Resize(end, copies);
   const std::string head = ShardHead(step, shard);
-  std::byte* to = std::ranges::copy(std::as_bytes(std::span(head)), room().data()).out;
+  std::byte* to = std::ranges::copy(std::as_bytes(std::span(head)), pages_.get()).out;
   std::vector<StateCopies::Part> parts;
   for (const StateBlock& block : state) {
     for (const std::span<const float> values : {block.parameters, block.m, block.v}) {
@@ -170,17 +160,6 @@ void Snapshot::Take(int step, int shard, std::span<const StateBlock> state) {
 void Snapshot::Take(int step, int shard, std::span<const StateBlock> state, StateCopies& copies,
                     std::function<void()> then) {
   copies.Begin(Lay(step, shard, state, &copies), std::move(then));
-}
-
-void Snapshot::Expect(int shard, std::string_view note) {
-  std::map<std::string, SavedBlock> saved;
-  shard_ = shard;
-  Resize(TakeNote(&note, "a note", 0, shard, &saved), nullptr);
-  std::vector<std::pair<int64_t, Block>> order;
-  for (const auto& [name, block] : saved) order.push_back({block.offset, {name, block.size}});
-  std::ranges::sort(order, {}, [](const auto& entry) { return entry.first; });
-  blocks_.clear();
-  for (auto& [offset, block] : order) blocks_.push_back(std::move(block));
 }
 
 std::string Snapshot::Note(int step) const {

@@ -28,15 +28,8 @@ class Peers {
   virtual std::vector<std::string> Gather(std::string_view bytes) = 0;
   /// Those of process 0, for all.
   virtual std::string Broadcast(std::string_view bytes) = 0;
-  /// Sends bytes to process `to`, and fills `receive` with those that process `from` sends here; -1
-  /// is nobody. Throws Error if those are more or fewer.
-  virtual void Exchange(int to, std::span<const std::byte> send, int from,
-                        std::span<std::byte> receive) = 0;
   /// This process has done something that its watch should know of.
   virtual void Move() {}
-
-  /// Everybody's text, by process, for all; it has no null bytes. Throws Error if one has.
-  std::vector<std::string> Share(std::string_view text);
 };
 
 /// The state of one process after a step, as the bytes of its shard.
@@ -48,14 +41,9 @@ class Snapshot {
   /// here (StateCopies::Begin).
   void Take(int step, int shard, std::span<const StateBlock> state, StateCopies& copies,
             std::function<void()> then);
-  /// Makes room for the shard of another process, whose note of step 0 this is. Throws Error if it
-  /// is none.
-  void Expect(int shard, std::string_view note);
 
   int shard() const { return shard_; }
   std::span<const std::byte> bytes() const { return {pages_.get(), size_}; }
-  /// To be filled with those of another snapshot of the same blocks.
-  std::span<std::byte> room() { return {pages_.get(), size_}; }
   /// What is in the shard, by the bytes of a step.
   std::string Note(int step) const;
 

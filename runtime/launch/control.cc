@@ -13,7 +13,7 @@ namespace contraflow {
 namespace {
 
 /// Ahead of a main thread's bytes: what it is at.
-enum Operation : char { kGather = 'g', kBroadcast = 'b', kBarrier = 'w', kExchange = 'x' };
+enum Operation : char { kGather = 'g', kBroadcast = 'b', kBarrier = 'w' };
 
 constexpr size_t kMaxBytes = size_t{1} << 30;
 
@@ -162,14 +162,6 @@ bool Control::Barrier() {
         return all;
       });
   return !(state_->rank == 0 ? all : received.front()).empty();
-}
-
-std::string Control::Exchange(int to, std::string_view bytes, int from) {
-  State& state = *state_;
-  LinkSet::Lock lock(state.links.mutex());
-  state.Require(bytes.size());
-  if (to != state.rank) state.Post(to, kExchange, bytes);
-  return from == state.rank ? std::string(bytes) : state.Await(lock, from, kExchange);
 }
 
 void Control::Fail(FaultKind kind, const std::string& what, int code) {

@@ -75,9 +75,6 @@ class Control {
   std::string Broadcast(std::string_view bytes);
   /// Returns when all have come; on all whether one of them was asked to stop by a signal.
   bool Barrier();
-  /// Sends bytes to one process and gets those that `from` sends here; over a mesh. Either may be
-  /// this one itself.
-  std::string Exchange(int to, std::string_view bytes, int from);
 
   /// This process cannot go on: stops the job and, once the report is out, ends the process. Call
   /// it from the main thread with what stopped it, or with what() "" for Aborted. Returns only if

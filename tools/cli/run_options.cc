@@ -124,50 +124,11 @@ void CheckStages(const CLI::App& app, const RunOptions& options) {
                                  "--checkpoint",
                                  "--checkpoint-every",
                                  "--checkpoint-keep",
-                                 "--memory-checkpoint",
-                                 "--memory-every",
                                  "--resume",
                                  "--resume-step",
-                                 "--restarts",
-                                 "--elastic",
                                  "--matmul-choices"}) {
     if (app.count(flag) == 0) continue;
     throw UsageError(std::string(flag) + ": is not for custom stages; leave it out, or --stages");
-  }
-}
-
-void CheckRestarts(const RunOptions& options) {
-  if (options.restarts == 0) {
-    if (options.elastic) throw UsageError("--elastic needs --restarts N, after which it acts");
-    return;
-  }
-  if (options.checkpoint.empty()) {
-    if (options.memory_checkpoint.empty()) {
-      throw UsageError(
-          "--restarts needs --checkpoint DIR or --memory-checkpoint DIR, from which the ranks "
-          "start "
-          "again");
-    }
-    for (const auto& [flag, given] :
-         {std::pair("--check", options.check), std::pair("--elastic", options.elastic)}) {
-      if (!given) continue;
-      throw UsageError(std::string(flag) +
-                       " with --restarts needs --checkpoint DIR: copies in "
-                       "memory have only what the same ranks train with");
-    }
-  }
-  if (options.plan == "-") {
-    throw UsageError("--restarts: standard input can be read only once; name a plan file");
-  }
-  if (options.resume_step) {
-    throw UsageError(
-        "--restarts and --resume-step exclude each other, as a restart goes on from the newest "
-        "checkpoint; move the later ones away and use --resume");
-  }
-  if (options.transport == "threads") {
-    throw UsageError(
-        "--transport threads: a thread that is lost takes all ranks with it; with --restarts leave "
-        "it out, and each rank becomes a process");
   }
 }
 
@@ -190,7 +151,7 @@ std::chrono::milliseconds Milliseconds(double seconds) {
 std::optional<RunOptions> ParseRunOptions(const std::vector<std::string>& words) {
   RunOptions options;
   std::optional<int64_t> seed;
-  std::optional<int64_t> every, memory_every, resume_step, restarts;
+  std::optional<int64_t> every, resume_step;
   std::optional<int64_t> log_every, validate_every, validate_batches;
   std::string grace = "30s", completion;
   bool graph = false, no_graph = false;
@@ -282,15 +243,9 @@ std::optional<RunOptions> ParseRunOptions(const std::vector<std::string>& words)
   AddInteger(&app, "--checkpoint-every", &every, "N", "also save a checkpoint after every N steps");
   AddInteger(&app, "--checkpoint-keep", &options.checkpoint_keep, "K",
              "how many checkpoints to keep (default: 2)");
-  app.add_option("--memory-checkpoint", options.memory_checkpoint,
-                 "folder in the memory of each node (/dev/shm/NAME) for copies of\nthe state, "
-                 "each on two nodes: --resume then needs no disk\nwhen one node is lost")
-      ->type_name("DIR");
-  AddInteger(&app, "--memory-every", &memory_every, "N",
-             "renew the copies in memory after every N steps (default: 10)");
   app.add_flag("--resume", options.resume,
-               "resume from the newest checkpoint in --checkpoint DIR or\n--memory-checkpoint "
-               "DIR; start from the beginning if there is\nnone yet");
+               "resume from the newest checkpoint in --checkpoint DIR; start from the\nbeginning "
+               "if there is none yet");
   AddInteger(&app, "--resume-step", &resume_step, "N",
              "resume from the checkpoint of step N in --checkpoint DIR");
   app.add_option(
@@ -309,13 +264,6 @@ std::optional<RunOptions> ParseRunOptions(const std::vector<std::string>& words)
          "how long SIGTERM, SIGUSR1, SIGUSR2, SIGHUP or SIGXCPU leave for the step\nunder way "
          "and its checkpoint before the end (default: 30s)")
       ->type_name("500ms|30s|2m");
-  AddInteger(
-      &app, "--restarts", &restarts, "N",
-      "when a rank is lost or hangs, start all ranks again from the last\ncheckpoint, N times "
-      "between two checkpoints at most. Without a\nlauncher all ranks become processes of "
-      "this machine");
-  app.add_flag("--elastic", options.elastic,
-               "with --restarts: when these are used up, go on with fewer ranks");
   app.add_option("--ask", options.ask,
                  "print what the job that meets at this address is doing, and end: step,\n"
                  "and for each rank its instruction and whom it waits for; needs the\njob's secret")
@@ -347,29 +295,15 @@ std::optional<RunOptions> ParseRunOptions(const std::vector<std::string>& words)
     throw UsageError(std::string(flag) + ": must be a file, is empty");
   }
   // A variable of the shell that is not set must not train for nothing.
-  for (const auto& [flag, folder] :
-       {std::pair("--checkpoint", &options.checkpoint),
-        std::pair("--memory-checkpoint", &options.memory_checkpoint)}) {
-    if (app.count(flag) == 0 || !folder->empty()) continue;
-    throw UsageError(std::string(flag) + ": must be a folder, is empty");
+  if (app.count("--checkpoint") > 0 && options.checkpoint.empty()) {
+    throw UsageError("--checkpoint: must be a folder, is empty");
   }
-  const auto needs = [&](std::string_view flag, std::string_view other, const std::string& what) {
-    if (app.count(std::string(flag)) == 0) return;
-    throw UsageError(std::string(flag) + " needs " + std::string(other) + " DIR, " + what);
-  };
-  if (options.checkpoint.empty()) {
-    for (const char* const flag : {"--resume-step", "--checkpoint-every", "--checkpoint-keep"}) {
-      needs(flag, "--checkpoint", "the folder of the checkpoints");
-    }
-    if (options.memory_checkpoint.empty()) {
-      needs("--resume", "--checkpoint", "the folder of the checkpoints");
-    }
-  }
-  if (options.memory_checkpoint.empty()) {
-    needs("--memory-every", "--memory-checkpoint", "a folder in memory");
+  for (const char* const flag :
+       {"--resume", "--resume-step", "--checkpoint-every", "--checkpoint-keep"}) {
+    if (!options.checkpoint.empty() || app.count(flag) == 0) continue;
+    throw UsageError(std::string(flag) + " needs --checkpoint DIR, the folder of the checkpoints");
   }
   if (every) options.checkpoint_every = SmallNumber("--checkpoint-every", *every);
-  if (memory_every) options.memory_every = SmallNumber("--memory-every", *memory_every);
   if (resume_step) {
     options.resume_step = SmallNumber("--resume-step", *resume_step);
     options.resume = true;
@@ -386,8 +320,6 @@ std::optional<RunOptions> ParseRunOptions(const std::vector<std::string>& words)
   }
   options.grace = std::chrono::duration_cast<std::chrono::milliseconds>(
       std::chrono::nanoseconds(ParseDuration("--grace", grace)));
-  if (restarts) options.restarts = SmallNumber("--restarts", *restarts);
-  CheckRestarts(options);
   if (graph && no_graph) throw UsageError("--graph and --no-graph exclude each other");
   options.graph = !no_graph;
   if (options.device == "cuda") {

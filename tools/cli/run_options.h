@@ -47,13 +47,9 @@ struct RunOptions {
   std::string checkpoint;         ///< folder; "": none
   int checkpoint_every = 0;       ///< steps; 0: at the end only
   int checkpoint_keep = 2;        ///< how many
-  std::string memory_checkpoint;  ///< folder of each node; "": none
-  int memory_every = 10;          ///< steps
   bool resume = false;
   std::optional<int> resume_step;           ///< instead of the newest
   std::chrono::milliseconds grace{30'000};  ///< between a request to stop and the end
-  int restarts = 0;      ///< of all ranks, after one was lost, without a new checkpoint between
-  bool elastic = false;  ///< then with fewer ranks
 };
 
 /// The part of the data that is held out for validation, if the option is one: above 0, below 1.

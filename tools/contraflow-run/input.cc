@@ -267,8 +267,6 @@ std::vector<Fact> FactsOf(const RunOptions& options, const RunInput& input) {
       {"--checkpoint", options.checkpoint,
        options.checkpoint.empty() ? "none" : options.checkpoint},
       NumberFact("--checkpoint-every", options.checkpoint_every),
-      SwitchFact("--memory-checkpoint", !options.memory_checkpoint.empty()),
-      NumberFact("--memory-every", options.memory_every),
       SwitchFact("--resume", options.resume),
       NumberFact("--resume-step", options.resume_step.value_or(0)),
   };

@@ -2,10 +2,6 @@
 
 #include <unistd.h>
 
-#include <cstring>
-#include <map>
-#include <set>
-
 #include "compiler/plan/error.h"
 #include "compiler/plan/text.h"
 #include "runtime/checkpoint/manifest.h"
@@ -29,31 +25,6 @@ std::vector<std::string> Job::Gather(std::string_view bytes) {
 
 std::string Job::Broadcast(std::string_view bytes) {
   return control_ != nullptr ? control_->Broadcast(bytes) : std::string(bytes);
-}
-
-void Job::Exchange(int to, std::span<const std::byte> send, int from,
-                   std::span<std::byte> receive) {
-  // What processes tell each other at once is limited.
-  constexpr size_t kPiece = size_t{256} << 20;
-  const int self = process();
-  while (!send.empty() || !receive.empty()) {
-    const size_t out = std::min(kPiece, send.size()), in = std::min(kPiece, receive.size());
-    const std::string_view bytes(reinterpret_cast<const char*>(send.data()), out);
-    if (control_ == nullptr) {
-      CF_ASSERT(out == in);
-      std::memcpy(receive.data(), bytes.data(), in);
-    } else {
-      const std::string got = control_->Exchange(out > 0 ? to : self, bytes, in > 0 ? from : self);
-      if (in > 0 && got.size() != in) {
-        throw Error("process " + std::to_string(from) + " has sent other bytes than those to come");
-      }
-      if (in > 0) std::memcpy(receive.data(), got.data(), in);
-      // The next piece is sent when this one was taken: who has sent all may be far ahead.
-      control_->Exchange(in > 0 ? from : self, "", out > 0 ? to : self);
-    }
-    send = send.subspan(out);
-    receive = receive.subspan(in);
-  }
 }
 
 void Job::Move() {
@@ -92,13 +63,6 @@ void Warn(const std::string& text) {
   }
 }
 
-/// What a process trains with, each block once: of equal copies of a stage the first.
-std::vector<StateBlock> EachOnce(std::vector<StateBlock> blocks) {
-  std::set<std::string> names;
-  std::erase_if(blocks, [&](const StateBlock& block) { return !names.insert(block.name).second; });
-  return blocks;
-}
-
 bool Every(int steps, int step) { return steps > 0 && step % steps == 0; }
 
 }  // namespace
@@ -118,15 +82,6 @@ CheckpointHead RunCheckpoints::HeadOf(int step, const std::string& algorithms) c
           .algorithms = algorithms};
 }
 
-/// All that the processes of a job must have alike to go on with each other's states.
-std::string RunCheckpoints::TrainingName() const {
-  CheckpointHead head = HeadOf(1, "");
-  head.model.name.clear();
-  return Hex(Sha256(WriteManifest(head, "") + options_.rank_order + " " +
-                    std::to_string(job_.processes())))
-      .substr(0, 16);
-}
-
 int RunCheckpoints::Begin(Run& run, RunCheck* check) {
   const std::string& folder = options_.checkpoint;
   if (!folder.empty()) {
@@ -140,37 +95,11 @@ int RunCheckpoints::Begin(Run& run, RunCheck* check) {
     writer_.emplace(folder, options_.checkpoint_keep, job_, Warn, run.NewCopies());
     writer_->Prepare(StateToSave(input_.plan, run));
   }
-  if (!options_.memory_checkpoint.empty()) {
-    memory_.emplace(options_.memory_checkpoint, TrainingName(), job_, Warn, run.NewCopies());
-    memory_->Prepare(EachOnce(WholeStateToSave(input_.plan, run)));
-  }
-  const int step = options_.resume ? Resume(run, check) : 0;
-  // Steps that this training will do anew.
-  if (memory_) memory_->KeepOnly(step);
-  return step;
+  return options_.resume ? Resume(run, check) : 0;
 }
 
 int RunCheckpoints::Resume(Run& run, RunCheck* check) {
   const std::string& folder = options_.checkpoint;
-  // The other stages of the check are in no memory of this process.
-  if (memory_ && check == nullptr && !options_.resume_step) {
-    std::map<int, std::string> steps;
-    if (job_.leads() && !folder.empty()) steps = CompleteSteps(folder);
-    // All look for the same: what is newer than the disk, which process 0 has seen.
-    const int32_t here = steps.empty() ? 1 : steps.rbegin()->first;
-    const std::string told = job_.Broadcast(ByteWriter().Put(here).Take());
-    const int newest = ByteReader(told, "the newest checkpoint is").Take<int32_t>();
-    if (const int step = memory_->Load(newest, WholeState(input_.plan, run)); step > 0) {
-      PutState(input_.plan, run);
-      Note(HeadOf(step, ""));
-      note_ += ", from memory";
-      return step;
-    }
-  }
-  if (folder.empty()) {
-    note_ = "no complete step in memory: starting at step 1";
-    return 0;
-  }
   const std::optional<Checkpoint> checkpoint = Checkpoint::Open(folder, options_.resume_step);
   if (!checkpoint && options_.resume_step) {
     throw Error("--resume-step: " + folder + " has no checkpoint of step " +
@@ -226,32 +155,18 @@ void RunCheckpoints::WarnOfAlgorithms(const CheckpointHead& head, const std::str
 }
 
 bool RunCheckpoints::DueAfter(int step) const {
-  return (memory_ && Every(options_.memory_every, step)) ||
-         (writer_ && Every(options_.checkpoint_every, step));
+  return writer_ && Every(options_.checkpoint_every, step);
 }
 
 void RunCheckpoints::AfterStep(int step, bool last, Run& run) {
-  const bool memory_due = Every(options_.memory_every, step);
-  if (memory_) memory_->AfterStep();
-  if (memory_ && step != kept_ && (memory_due || (last && !writer_))) {
-    kept_ = step;
-    memory_->Save(step, EachOnce(WholeStateToSave(input_.plan, run)));
-  }
   if (!writer_) return;
   writer_->Poll();
   if ((last && step != saved_) || Every(options_.checkpoint_every, step)) {
     saved_ = step;
     writer_->Save(HeadOf(step, run.ChosenAlgorithms()), StateToSave(input_.plan, run));
   }
-  ended_ = ended_ || last;
 }
 
-std::string RunCheckpoints::Finish() {
-  if (memory_) memory_->Finish();
-  const std::string failure = writer_ ? writer_->Finish() : "";
-  // The disk has all that the memory has.
-  if (memory_ && ended_ && failure.empty()) memory_->KeepOnly(0);
-  return failure;
-}
+std::string RunCheckpoints::Finish() { return writer_ ? writer_->Finish() : ""; }
 
 }  // namespace contraflow

@@ -3,14 +3,12 @@
 #include <functional>
 #include <memory>
 #include <optional>
-#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "compiler/plan/error.h"
 #include "runtime/checkpoint/checkpoint.h"
-#include "runtime/checkpoint/memory.h"
 #include "runtime/checkpoint/writer.h"
 #include "runtime/core/run.h"
 #include "runtime/launch/process_run.h"
@@ -44,8 +42,6 @@ class Job : public Peers {
 
   std::vector<std::string> Gather(std::string_view bytes) override;
   std::string Broadcast(std::string_view bytes) override;
-  void Exchange(int to, std::span<const std::byte> send, int from,
-                std::span<std::byte> receive) override;
   void Move() override;
   /// Returns when all have come; on all whether one of them was asked to stop.
   bool Barrier();
@@ -60,7 +56,7 @@ class Job : public Peers {
   std::function<void()> moves_;
 };
 
-/// The checkpoints of a training, on disk and in memory. All processes of the job make the same
+/// The checkpoints of a training. All processes of the job make the same
 /// calls.
 class RunCheckpoints {
  public:
@@ -68,7 +64,7 @@ class RunCheckpoints {
   RunCheckpoints(const RunOptions& options, const RunInput& input, Job& job)
       : options_(options), input_(input), job_(job) {}
 
-  /// Prepares the folders, if there are any, and with --resume loads a checkpoint into the run and
+  /// Prepares the folder, if there is one, and with --resume loads a checkpoint into the run and
   /// the check (may be null). Returns the last step that is done, 0 if none is. Throws Error if
   /// the checkpoint is damaged or of another training.
   int Begin(Run& run, RunCheck* check);
@@ -85,7 +81,6 @@ class RunCheckpoints {
 
  private:
   CheckpointHead HeadOf(int step, const std::string& algorithms) const;
-  std::string TrainingName() const;
   int Resume(Run& run, RunCheck* check);
   void Note(const CheckpointHead& head);
   void WarnOfAlgorithms(const CheckpointHead& head, const std::string& here) const;
@@ -95,10 +90,8 @@ class RunCheckpoints {
   Job& job_;
   std::unique_ptr<const FolderLock> lock_;
   std::optional<CheckpointWriter> writer_;
-  std::optional<MemoryCheckpoints> memory_;
   std::string note_;
-  int saved_ = 0, kept_ = 0;  ///< the last step of which a checkpoint was begun, on disk, in memory
-  bool ended_ = false;        ///< the last step has its checkpoint
+  int saved_ = 0;  ///< the last step of which a checkpoint was begun
 };
 
 }  // namespace contraflow

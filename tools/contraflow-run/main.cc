@@ -12,7 +12,6 @@
 
 #include "tools/cli/exit.h"
 #include "tools/cli/run_options.h"
-#include "tools/contraflow-run/supervisor.h"
 #include "tools/contraflow-run/train.h"
 
 namespace {
@@ -26,11 +25,9 @@ void KeepStandardStreams() {
   if (fd > STDERR_FILENO) close(fd);
 }
 
-/// mpirun cannot end its processes where it is killed itself; a supervisor has seen to it already.
+/// mpirun cannot end its processes where it is killed itself.
 void EndWithMpirun() {
-  int signal = 0;
-  prctl(PR_GET_PDEATHSIG, &signal);
-  if (signal == 0 && std::getenv("OMPI_COMM_WORLD_RANK")) prctl(PR_SET_PDEATHSIG, SIGTERM);
+  if (std::getenv("OMPI_COMM_WORLD_RANK")) prctl(PR_SET_PDEATHSIG, SIGTERM);
 }
 
 /// OpenBLAS begins with threads, of which nobody makes use. Each wants memory, and asks for it
@@ -56,7 +53,6 @@ int main(int argc, char** argv) {
         const std::optional<RunOptions> options = contraflow::ParseRunOptions(words);
         if (!options) return contraflow::kExitFine;
         if (!options->ask.empty()) return contraflow::Ask(*options);
-        if (options->restarts > 0) return contraflow::Supervise(*options, words);
         return options->device == "cuda" ? contraflow::TrainOnCuda(*options, argv)
                                          : contraflow::Train(*options);
       });

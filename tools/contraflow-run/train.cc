@@ -100,8 +100,7 @@ Membership MeetOthers(const RunOptions& options, const World& world) {
   point.rank = world.rank;
   point.size = world.size;
   point.timeout = Milliseconds(options.rendezvous_timeout);
-  // Copies in memory go from one process to the next.
-  point.mesh = options.transport != "nccl" || !options.memory_checkpoint.empty();
+  point.mesh = options.transport != "nccl";
   point.address = {world.master_address, world.master_port};
   SetSecret(options, world, &point);
   return Meet(point);

@@ -230,15 +230,6 @@ std::string PipePeers::Broadcast(std::string_view bytes) {
   return std::string(bytes);
 }
 
-void PipePeers::Exchange(int to, std::span<const std::byte> send, int from,
-                         std::span<std::byte> receive) {
-  if (to >= 0) Send(to, {reinterpret_cast<const char*>(send.data()), send.size()});
-  if (from < 0) return;
-  const std::string bytes = Receive(from);
-  if (bytes.size() != receive.size()) throw Error("an exchange of another size");
-  std::ranges::copy(std::as_bytes(std::span(bytes)), receive.begin());
-}
-
 std::vector<std::string> InProcesses(int processes,
                                      const std::function<std::string(Peers& peers)>& act) {
   std::fflush(nullptr);  // Else each child would print what is buffered again.

@@ -81,8 +81,6 @@ class PipePeers : public Peers {
   int processes() const override { return processes_; }
   std::vector<std::string> Gather(std::string_view bytes) override;
   std::string Broadcast(std::string_view bytes) override;
-  void Exchange(int to, std::span<const std::byte> send, int from,
-                std::span<std::byte> receive) override;
 
  private:
   int& End(int from, int to, int end) {

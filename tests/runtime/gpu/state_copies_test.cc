@@ -10,7 +10,6 @@
 #include <string>
 #include <vector>
 
-#include "runtime/checkpoint/memory.h"
 #include "runtime/checkpoint/writer.h"
 #include "runtime/core/run.h"
 #include "runtime/gpu/run.h"
@@ -37,7 +36,6 @@ class OneProcess : public Peers {
   int processes() const override { return 1; }
   std::vector<std::string> Gather(std::string_view bytes) override { return {std::string(bytes)}; }
   std::string Broadcast(std::string_view bytes) override { return std::string(bytes); }
-  void Exchange(int, std::span<const std::byte>, int, std::span<std::byte>) override {}
 };
 
 struct Training {
@@ -140,44 +138,6 @@ TEST_SUITE("kernel") {
     }
     Resume(of_host.path, training.plan, &run);
     CHECK((ParameterDigests(SavedState(plan, host)) == digests()));
-  }
-
-  TEST_CASE("GPU checkpoint: in memory too, beside one on disk and the next steps") {
-    const Training training(0);
-    const TestFolder disk, memory;
-    OneProcess peers;
-    EmulatedGpu gpu({.turn = Turn::kFirst}), other_gpu;
-    std::vector<Digest> end;
-    {
-      GpuRun run(training.plan, training.model, training.dataset, kSeed, gpu, {.graph = true});
-      StateCopies *const to_memory = run.NewCopies(), *const to_disk = run.NewCopies();
-      CheckpointWriter writer(disk.path, 2, peers, Warn, to_disk);
-      MemoryCheckpoints kept(memory.path, "training", peers, Warn, to_memory);
-      writer.Prepare(StateToSave(training.plan, run));
-      kept.Prepare(WholeStateToSave(training.plan, run));
-      run.Step(1);
-      kept.AfterStep();
-      kept.Save(1, WholeStateToSave(training.plan, run));
-      writer.Save(training.Head(1), StateToSave(training.plan, run));
-      CHECK_FALSE(to_disk->Poll());
-      CHECK_FALSE(to_memory->Poll());
-      run.Step(2);
-      CHECK(to_memory->Poll());  // the update of the weights has waited for it
-      kept.AfterStep();
-      CHECK(writer.Finish() == "");
-      kept.Finish();
-      end = StateOf(training, run);
-    }
-    GpuRun run(training.plan, training.model, training.dataset, kSeed, other_gpu, {.graph = true});
-    MemoryCheckpoints kept(memory.path, "training", peers, Warn);
-    kept.Prepare(WholeState(training.plan, run));
-    CHECK(kept.Load(1, WholeState(training.plan, run)) == 1);
-    PutState(training.plan, run);
-    const std::vector<Digest> begin = StateOf(training, run);
-    run.Step(2);
-    CHECK((StateOf(training, run) == end));
-    Resume(disk.path, training.plan, &run);
-    CHECK((StateOf(training, run) == begin));
   }
 
   TEST_CASE("GPU checkpoint: one whose state never comes is given up without a wait") {

@@ -152,25 +152,6 @@ TEST_SUITE("unit") {
     CHECK(job.end(0).aborted);
   }
 
-  TEST_CASE("control: everybody exchanges bytes with a neighbour") {
-    for (const int size : {1, 2, 3}) {
-      WatchedJob job(size);
-      std::atomic<int> wrong = 0;
-      job.Run([&](int rank, Control& control, Progress&) {
-        for (int round = 0; round < 3; ++round) {
-          const int before = (rank + size - 1) % size;
-          const std::string mine = Bytes(rank, round, 300'000);
-          if (control.Exchange((rank + 1) % size, mine, before) != Bytes(before, round, 300'000)) {
-            ++wrong;
-          }
-          control.Barrier();
-        }
-        control.Finish();
-      });
-      CHECK(wrong == 0);
-    }
-  }
-
   TEST_CASE("control: a connection that carries no messages of the job is lost") {
     struct Case {
       uint8_t channel;

@@ -14,7 +14,6 @@
 #include "tests/support/run_support.h"
 #include "tests/support/support.h"
 #include "tools/contraflow-run/calibration.h"
-#include "tools/contraflow-run/elastic.h"
 #include "tools/contraflow-run/job.h"
 
 namespace contraflow::layer_times_test {
@@ -212,19 +211,6 @@ TEST_SUITE("unit") {
     const Plan again = Compile(spec);
     CHECK(PartitionOf(model, again.costs->partition) == Partition{1});
     CHECK(TrainBesideReference(again, model).difference == "");
-  }
-}
-
-TEST_SUITE("unit") {
-  TEST_CASE("layer times: a plan made of layers shrinks to fewer ranks") {
-    Spec spec = MakeSpec("1f1b", 3, 4, Measured(FourLayers()));
-    spec.partition = {.kind = PartitionChoice::Kind::kList, .layers = {2, 2, 2}};
-    RunOptions options;
-    options.model = "tiny";
-    const SmallerJob job = ShrinkJob(Compile(spec), options);
-    CHECK(job.plan.ranks == 2);
-    CHECK(job.plan.costs->partition.empty());
-    CHECK(FindingsText(job.plan).empty());
   }
 }
 

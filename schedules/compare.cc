@@ -44,7 +44,7 @@ Built Build(Spec spec, const CostModel& costs, const CompareRequest& request, Le
     // Published schedules are shown as they are.
     if (searched) spec.memory_limit = LimitOf1F1B(spec, request.held_by_1f1b);
   } else if (!memory_limit.empty()) {
-    spec.memory_limit = MemoryLimitOf(spec, memory_limit);
+    spec.memory_limit = MemoryLimitOf(spec, memory_limit, request.held_by_1f1b);
   }
   Plan plan = Compile(spec, {.level = level, .control = request.control, .any_device = true});
   std::optional<int64_t> limit = plan.provenance ? std::nullopt : spec.memory_limit;
@@ -153,8 +153,36 @@ CompareRow RowOf(const Schedule& schedule, const CompareRequest& request,
   return row;
 }
 
-/// A step that a partition for small devices may take longer than the schedule's own, as a factor.
+/// A step that a partition or an order for little memory may take longer than the schedule's own,
+/// as a factor.
 constexpr double kSqueezed = 1.05;
+
+/// True if the schedule gives up its own step to have the memory of `within`.
+bool Squeezed(const CompareRow& own, const CompareRow& within) {
+  return own.report && within.report &&
+         static_cast<double>(within.makespan()) > kSqueezed * static_cast<double>(own.makespan());
+}
+
+/// The row of a published schedule within a memory limit, which does not fit where the step is then
+/// much longer: it would be another schedule under the same name.
+CompareRow WithinLimit(const Schedule& schedule, const CompareRequest& request,
+                       const CostModel& published, const std::vector<int64_t>& devices) {
+  CompareRow within = RowOf(schedule, request, published, devices);
+  const bool buys = request.recomputes() || request.spec.offload.choice != Offload::Choice::kNone;
+  const bool limited = !request.memory_limit.empty() && !request.assumed_limit;
+  if (!within.report || !limited || buys || &schedule == &kAuto) return within;
+  CompareRequest free = request;
+  free.memory_limit.clear();
+  const CompareRow own = RowOf(schedule, free, published, devices);
+  if (!Squeezed(own, within)) return within;
+  within.rejected =
+      "does not fit `memory_limit`: within it the step takes " +
+      FormatPercent(static_cast<double>(within.makespan()) / static_cast<double>(own.makespan()) -
+                    1) +
+      " longer; raise it, or take auto";
+  within.report.reset();
+  return within;
+}
 
 /// A published schedule that fits no device as it is has the partition that fits, unless the step
 /// is then much longer: the row shows the schedule as it is, and that it does not fit.
@@ -163,18 +191,15 @@ CompareRow MakeRow(const Schedule& schedule, const CompareRequest& request,
   const std::vector<int64_t> devices = DevicesOf(request.spec);
   const bool buys = request.recomputes() || request.spec.offload.choice != Offload::Choice::kNone;
   if (devices.empty() || buys || &schedule == &kAuto || !CountsBytes(request.spec.costs)) {
-    return RowOf(schedule, request, published, devices);
+    return WithinLimit(schedule, request, published, devices);
   }
   CompareRequest free = request;
   free.spec.device_memory.reset();
   for (RankCost& rank : free.spec.costs.ranks) rank.memory_bytes.reset();
-  CompareRow own = RowOf(schedule, free, published, devices);
+  CompareRow own = WithinLimit(schedule, free, published, devices);
   if (own.report && own.fits) return own;
-  CompareRow within = RowOf(schedule, request, published, devices);
-  const bool squeezed =
-      own.report && within.report &&
-      static_cast<double>(within.makespan()) > kSqueezed * static_cast<double>(own.makespan());
-  return (within.report && within.fits && !squeezed) || !own.report ? within : own;
+  CompareRow within = WithinLimit(schedule, request, published, devices);
+  return (within.report && within.fits && !Squeezed(own, within)) || !own.report ? within : own;
 }
 
 /// The least saving that is worth a less simple row, as a share of the step; more memory than this

@@ -262,7 +262,7 @@ std::optional<Plan> LighterPlan(const Spec& spec, const Plan& plan, CompileOptio
   if (!chosen || !CountsBytes(spec.costs) || spec.costs.layers.empty()) return std::nullopt;
   if (spec.schedule == kAuto.name) return std::nullopt;
   Spec lighter = spec;
-  lighter.partition = PartitionChoice{.longer = 1.05};
+  lighter.partition = PartitionChoice{.layers = plan.costs->partition, .longer = 1.05};
   options.observer = {};
   Plan other = Compile(lighter, options);
   if (FullestRank(other) * 10 >= FullestRank(plan) * 9) return std::nullopt;
@@ -271,12 +271,26 @@ std::optional<Plan> LighterPlan(const Spec& spec, const Plan& plan, CompileOptio
 
 int64_t FullestRank(const Plan& plan) { return std::ranges::max(TotalOfRanks(plan, *plan.costs)); }
 
-int64_t MemoryLimitOf(const Spec& spec, const std::string& text) {
+namespace {
+
+/// True if 1F1B's fullest rank is not simply the first: stages hold unlike bytes.
+bool HoldUnlike(const CostModel& costs) {
+  const bool alike = costs.layers.empty() && (!costs.memory || costs.memory->activation_of.empty());
+  return CountsBytes(costs) && !alike;
+}
+
+}  // namespace
+
+int64_t MemoryLimitOf(const Spec& spec, const std::string& text, double held_by_1f1b) {
   const Schedule& schedule = FindSchedule(spec.schedule);
   CheckSpec(spec);
   const Spec staged = WithStages(spec);
   const int stages = schedule.stages(staged), counted = StagesOfLimit(spec);
   const int64_t limit = ParseMemoryLimit(text, staged, stages);
+  if (text.back() == 'x' && HoldUnlike(spec.costs)) {
+    const double held = held_by_1f1b > 0 ? held_by_1f1b : HeldBy1F1B(spec);
+    return std::max<int64_t>(1, static_cast<int64_t>(std::floor(ParseMultiple(text) * held)));
+  }
   if (CountsBytes(spec.costs) || text.back() == 'x') return limit;
   const int64_t own = ActivationsOf(limit, counted, stages);
   if (own >= 1) return own;
@@ -292,8 +306,7 @@ double HeldBy1F1B(Spec spec, MadePlans* made) {
   const auto all =
       static_cast<double>(ParseMemoryLimit("1x", spec, bytes && listed > 1 ? listed : spec.ranks));
   const double average = all * std::min(1.0, static_cast<double>(spec.microbatches) / spec.ranks);
-  const bool alike = costs.layers.empty() && (!costs.memory || costs.memory->activation_of.empty());
-  if (!bytes || alike) return average;
+  if (!HoldUnlike(costs)) return average;
   spec.schedule = kOneFOneB.name;
   spec.chunks = 0;
   spec.memory_limit.reset();

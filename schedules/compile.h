@@ -50,9 +50,10 @@ int64_t FullestRank(const Plan& plan);
 Spec WithStages(Spec spec);
 
 /// The limit that `text` means for the schedule of the spec: "80000" bytes of activations on a rank
-/// (activations where the costs give no bytes), or "1.5x" of what the first rank of 1F1B holds.
-/// Throws Error if it means none, or the spec is out of range.
-int64_t MemoryLimitOf(const Spec& spec, const std::string& text);
+/// (activations where the costs give no bytes), or "1.5x" of what 1F1B's fullest rank holds.
+/// `held_by_1f1b`: HeldBy1F1B of the model, if it is known. Throws Error if the text means no
+/// limit, or the spec is out of range.
+int64_t MemoryLimitOf(const Spec& spec, const std::string& text, double held_by_1f1b = 0);
 
 /// Activations of 1F1B's fullest rank for the model of a spec, without limits, recompute and
 /// offloading: bytes or, where the costs give none, those of a rank's whole share of the model.

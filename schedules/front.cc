@@ -155,7 +155,7 @@ class FrontSearch {
     Spec spec = request_.spec;
     spec.schedule = kOneFOneB.name;
     if (!spec.partition) spec.partition = PartitionChoice();
-    return MemoryLimitOf(spec, text);
+    return MemoryLimitOf(spec, text, request_.held_by_1f1b);
   }
 
   /// Nothing where so little is less than one activation.

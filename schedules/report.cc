@@ -82,10 +82,19 @@ double ActivationsHeld(const Plan& plan, const CostModel& costs, const Simulatio
 }
 
 double MemoryOf1F1B(const Plan& plan, const CostModel& costs, const Simulation& run) {
-  const bool bytes = MemoryLimit(costs).bytes();
-  const int64_t all = bytes ? costs.memory->ActivationOfAll(plan.stages) : plan.ranks;
-  const double share = std::min(1.0, static_cast<double>(plan.microbatches) / plan.ranks);
-  return ActivationsHeld(plan, costs, run) / (static_cast<double>(all) * share);
+  int64_t most = std::min(plan.ranks, plan.microbatches);
+  if (MemoryLimit(costs).bytes()) {
+    // Rank r has every stage whose share of the model ends within the r-th part of it.
+    most = 0;
+    for (int rank = 0, stage = 0; rank < plan.ranks; ++rank) {
+      int64_t each = 0;
+      for (; stage * plan.ranks < (rank + 1) * plan.stages; ++stage) {
+        each += costs.memory->activation(stage);
+      }
+      most = std::max(most, each * std::min(plan.ranks - rank, plan.microbatches));
+    }
+  }
+  return ActivationsHeld(plan, costs, run) / static_cast<double>(most);
 }
 
 bool LeavesOutUpdates(const Plan& plan, const CostModel& costs) {

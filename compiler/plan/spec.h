@@ -109,6 +109,7 @@ struct PartitionChoice {
     kList,  ///< `layers`
   };
   Kind kind = Kind::kAuto;
+  /// For kList, the partition. For kAuto, the one with the shortest step, if it is known.
   Partition layers = {};
   /// For kAuto, published schedules and costs with bytes: the longest step that a partition may
   /// have, as a multiple of the shortest. The one whose fullest rank holds least is taken.

@@ -70,7 +70,9 @@ Partition PartitionOf(const Schedule& schedule, const Spec& spec, const Plan& fr
   const PartitionJudge last = [&](const Partition& partition) {
     return worth(partition, spec.search.components);
   };
-  Partition best = BestFrom(starts, judge, MostJudged(spec, stages), last);
+  const PartitionChoice choice = ChoiceOf(spec);
+  Partition best = choice.layers.empty() ? BestFrom(starts, judge, MostJudged(spec, stages), last)
+                                         : choice.layers;
   const PartitionWorth found = judge(best);
   if (!CountsBytes(spec.costs)) return best;
   if (found.excess <= 0) {
@@ -78,7 +80,7 @@ Partition PartitionOf(const Schedule& schedule, const Spec& spec, const Plan& fr
                        spec.offload.choice == Offload::Choice::kNone;
     if (!plain || !order) return best;
     const auto most = [&](Time step) {
-      return static_cast<Time>(static_cast<double>(step) * ChoiceOf(spec).longer);
+      return static_cast<Time>(static_cast<double>(step) * choice.longer);
     };
     // In place of the excess, the bytes of the fullest rank.
     const PartitionJudge held = [&](const Partition& partition) {

@@ -18,6 +18,7 @@
 #include "schedules/compile.h"
 #include "schedules/published/placement.h"
 #include "schedules/registry.h"
+#include "schedules/report.h"
 #include "tests/support/failure.h"
 #include "tests/support/random_layers.h"
 #include "tests/support/sanitized.h"
@@ -57,6 +58,52 @@ int64_t HeldByFullest(const Plan& plan) {
 }
 
 TEST_SUITE("unit") {
+  TEST_CASE("1x is what 1F1B's fullest rank holds, for limits, rows and reports alike") {
+    const Spec spec = MakeSpec("", 8, 16, LayersOfOneKind(44));
+    CompareRequest request;
+    request.spec = spec;
+    request.schedules = {"1f1b", "zb-1p", "zb-v", "v-half"};
+    request.assumed_limit = true;
+    request.memory_limit = "1x";
+    request.keep_plans = true;
+    const double held = HeldBy1F1B(spec);
+    int fit = 0, over = 0;
+    for (const CompareRow& row : Compare(request)) {
+      if (!row.report) continue;
+      CAPTURE(row.schedule);
+      CHECK(row.memory * held == doctest::Approx(static_cast<double>(row.report->peak_bytes())));
+      Spec one = spec;
+      one.schedule = row.schedule;
+      CHECK(MemoryLimitOf(one, "1x") == static_cast<int64_t>(held));
+      CHECK(MemoryLimitOf(one, "0.5x", held) == static_cast<int64_t>(held / 2));
+      if (row.schedule == "1f1b") {
+        CHECK(row.memory == 1);
+        CHECK(MemoryOf1F1B(*row.plan, *row.plan->costs, row.report->simulation) == 1);
+      }
+      ++(row.fits ? fit : over);
+      one.memory_limit = MemoryLimitOf(one, "1x");
+      if (!row.fits) continue;
+      CHECK(Failure([&] { Compile(one); }) == "accepted");
+    }
+    CHECK(fit >= 2);
+    CHECK(over >= 1);
+  }
+
+  TEST_CASE("a schedule that fits a limit only with a much longer step is rejected") {
+    CompareRequest request;
+    request.spec = MakeSpec("", 8, 16, UniformCosts(2, 2, 1));
+    request.schedules = {"zb-2p"};
+    request.memory_limit = "6";
+    const std::vector<CompareRow> rows = Compare(request);
+    REQUIRE(rows.size() == 1);
+    CHECK(rows[0].rejected ==
+          "does not fit `memory_limit`: within it the step takes 126.60 % longer; raise it, or "
+          "take auto");
+    CHECK_FALSE(rows[0].report);
+    request.memory_limit = "2x";
+    CHECK(Compare(request)[0].rejected.empty());
+  }
+
   TEST_CASE("of partitions within 1 % of the shortest step the one that holds least is taken") {
     int lighter = 0, saved = 0;
     for (const int microbatches : {8, 16, 32}) {
@@ -75,7 +122,7 @@ TEST_SUITE("unit") {
         CHECK(HeldByFullest(chosen) <= HeldByFullest(shortest));
         saved += HeldByFullest(chosen) < HeldByFullest(shortest) ? 1 : 0;
         if (const std::optional<Plan> other = LighterPlan(spec, chosen, {})) {
-          CHECK(step(*other) <= 1.05 * step(shortest));
+          CHECK(step(*other) <= 1.05 * step(chosen));
           CHECK(HeldByFullest(*other) * 10 < HeldByFullest(chosen) * 9);
           CHECK(StepOf(spec, other->costs->partition) == Simulate(*other, *other->costs).makespan);
           ++lighter;

@@ -11,6 +11,7 @@
 #include "compiler/files/plan_io.h"
 #include "compiler/plan/text.h"
 #include "compiler/simulate/simulate.h"
+#include "schedules/made_plans.h"
 #include "schedules/published/rows.h"
 #include "tools/cli/compile_flags.h"
 #include "tools/cli/exit.h"
@@ -68,7 +69,7 @@ std::string WhatIsLighter(const Spec& spec, const Plan& plan, const CompileOptio
   const auto step = [](const Plan& of) { return Simulate(of, *of.costs, Keep::kFigures).makespan; };
   const double longer = static_cast<double>(step(*lighter)) / static_cast<double>(step(plan)) - 1;
   return "contraflow: note: --partition " + FormatPartition(lighter->costs->partition) + " takes " +
-         FormatPercent(longer) + " longer, and its fullest rank holds " +
+         FormatPercent(longer) + " longer than this plan, and its fullest rank holds " +
          FormatBytes(FullestRank(*lighter)) + " instead of " + FormatBytes(FullestRank(plan));
 }
 
@@ -91,6 +92,9 @@ int RunCompile(const CompileCommand& options) {
     request.options.control =
         WatchSearch(Interrupt::stop(), progress ? &*progress : nullptr, spec.costs.unit);
   }
+  // A second plan, for the note on partitions, is of the same layers.
+  MadePlans made;
+  request.options.control.made = &made;
   request.options.observer = Dumper(options.dump_after);
   const Plan plan = NamingCosts(options.costs, [&] { return Compile(spec, request.options); });
   // Thousands of lines are no answer to a person.

@@ -6,7 +6,9 @@
 
 #include "compiler/files/plan_document.h"
 #include "compiler/plan/memory_limit.h"
+#include "schedules/compile.h"
 #include "schedules/partition/stages.h"
+#include "schedules/published/rows.h"
 #include "schedules/search/portfolio.h"
 #include "tools/cli/exit.h"
 #include "tools/report/report.h"
@@ -315,7 +317,9 @@ std::string ComparedHead(const CompareRequest& request, bool costs_given, bool o
   } else if (!request.memory_limit.empty()) {
     text += "memory: at most " + request.memory_limit;
     if (CountsBytes(spec.costs)) {
-      const int64_t limit = ParseMemoryLimit(request.memory_limit, spec, spec.ranks);
+      Spec first = spec;
+      first.schedule = kOneFOneB.name;
+      const int64_t limit = MemoryLimitOf(first, request.memory_limit, request.held_by_1f1b);
       text += ", " + FormatBytes(limit) + " of activations on a rank";
     }
     text += "\n";

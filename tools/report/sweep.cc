@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "compiler/plan/error.h"
+#include "schedules/compile.h"
 #include "tools/cli/exit.h"
 #include "tools/report/comparison.h"
 #include "tools/report/report.h"
@@ -153,6 +154,9 @@ std::vector<Point> MakePoints(const CompareFlags& flags, std::vector<std::string
         ParseMemoryLimit(point.request.memory_limit, point.request.spec, point.request.spec.ranks);
       });
       if (flags.global_batch) KeepBatch(*flags.global_batch, numbers.front(), &point.request);
+      if (point.request.memory_limit.ends_with('x')) {
+        point.request.held_by_1f1b = HeldBy1F1B(point.request.spec);
+      }
     }
   }
   return points;

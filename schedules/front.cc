@@ -317,7 +317,9 @@ std::vector<Variation> Vary(const CompareRequest& request, const CompareRow& now
     std::optional<CompareRequest> with = With(name, request);
     if (!with && !names.empty()) {
       throw Error("`vary` " + name + ": " +
-                  (name == "memory" ? "no memory limit is given" : "the costs have none"));
+                  (name != "memory"        ? "the costs have none"
+                   : request.assumed_limit ? "the limit of 1x is an assumption; give `memory_limit`"
+                                           : "no memory limit is given"));
     }
     if (with) changed.emplace_back(name, std::move(*with));
   }

@@ -331,6 +331,11 @@ FolderHead ReadFolderHead(const JsonDocument& json) {
 
 Plan ReadPlanFile(const std::string& path) {
   if (IsFolder(path)) return ReadRankFiles(path);
+  if (path.ends_with(".csv")) {
+    throw Error(path +
+                ": is a schedule as PyTorch writes it, not a plan; contraflow import makes a "
+                "plan of it");
+  }
   InputFile file(path, kMaxPlanBytes);
   return ReadPlanFile(&file);
 }

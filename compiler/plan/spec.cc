@@ -312,6 +312,10 @@ int64_t ParseMemoryLimit(const std::string& text, const Spec& spec, int stages) 
       FailLimit(text, "needs a unit (did you mean \"" + text + "x\"" +
                           (bytes ? " or \"" + text + "GB\"" : "") + "?)");
     }
+    if (text.ends_with('%')) {
+      const std::optional<double> share = ReadMultiple(text.substr(0, text.size() - 1) + "x");
+      if (share) FailLimit(text, "must be a multiple, as 0.6x for 60 %");
+    }
     const Amount amount = ReadAmount(text, "`memory_limit`", kForm);
     if (bytes) return amount.value;
     const int64_t all = int64_t{stages} * spec.microbatches;

@@ -407,8 +407,8 @@ TEST_SUITE("unit") {
   TEST_CASE("torch csv: what cannot be written") {
     CHECK_THROWS_WITH_AS(
         WriteTorchCsv(GeneratePlan(MakeSpec("dualpipe", 2, 4, UniformCosts(1, 1, 1)))),
-        "stage 0 lives on ranks 0 and 1; PyTorch's schedules have one rank for each stage "
-        "(dualpipe-v has the same overlap with one copy)",
+        "stage 0 lives on ranks 0 and 1; PyTorch's schedules have one rank for each stage; "
+        "dualpipe-v has the same overlap with one copy",
         Error);
   }
 }

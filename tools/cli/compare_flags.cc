@@ -66,6 +66,9 @@ std::vector<std::string> SchedulesOf(const CompareFlags& flags) {
     names.emplace_back(ReadOption([&] { return FindSchedule(name).name; }));
     begin = end + 1;
   }
+  if (flags.no_auto && std::ranges::count(names, kAuto.name) > 0) {
+    throw UsageError("--no-auto contradicts --schedules, which names auto; drop one of them");
+  }
   if (flags.no_auto) {
     RefuseSearchOptions(flags.search, "with --no-auto what is compared");
   } else if (!names.empty() && std::ranges::count(names, kAuto.name) == 0) {

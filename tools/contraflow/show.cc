@@ -193,6 +193,13 @@ void TakeFormat(ShowOptions* options) {
   std::string& format = options->format;
   std::string named = Plain(std::filesystem::path(options->output).extension().string());
   named = named == "txt" ? "text" : named == "htm" ? "html" : named;
+  for (const char* const other : {"png", "pdf", "jpg", "dot", "json", "csv", "cbor"}) {
+    if (named != other || !format.empty()) continue;
+    throw UsageError("--output " + options->output + ": show draws .svg, .html and text; " +
+                     (named == "png" || named == "pdf" || named == "jpg"
+                          ? "other programs make ." + named + " of an .svg"
+                          : "compile, export and simulate write ." + named + " files"));
+  }
   if (named != "svg" && named != "html" && named != "text") named.clear();
   if (format.empty()) format = named.empty() ? "text" : named;
   if (named.empty() || format == named || (named == "text" && format == "grid")) return;

@@ -64,8 +64,9 @@ void CheckHolders(const Plan& plan) {
     if (holders[stage].size() == 1) continue;
     throw Error("stage " + std::to_string(stage) + " lives on ranks " +
                 std::to_string(holders[stage][0]) + " and " + std::to_string(holders[stage][1]) +
-                "; PyTorch's schedules have one rank for each stage (dualpipe-v has the same "
-                "overlap with one copy)");
+                "; PyTorch's schedules have one rank for each stage; " +
+                (plan.provenance ? "compile it with `for` torch"
+                                 : "dualpipe-v has the same overlap with one copy"));
   }
 }
 

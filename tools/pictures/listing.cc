@@ -49,6 +49,7 @@ class Listing {
     std::string text = Head(plan_, costs_);
     if (simulation_ != nullptr) {
       text += "makespan " + FormatWithUnit(simulation_->makespan, costs_.unit) +
+              (LeavesOutUpdates(plan_, costs_) ? kWithoutUpdates : "") +
               "; times are start and end" +
               (costs_.unit == Unit::kUnit ? "" : ", in " + std::string(Name(costs_.unit))) + "\n";
     }

@@ -237,7 +237,9 @@ std::string Footer(const CompareRequest& request, std::span<const CompareRow> ro
          "published: with the papers' overlap, only of a forward with a backward\n"
          "  (--overlap published).\n"
          "In all other figures components overlap wherever that shortens the step and no\n"
-         "rank exceeds --memory-limit or, without one, the schedule's own peak.\n";
+         "rank exceeds --memory-limit or, without one, the schedule's own peak. All-to-alls\n"
+         "hide behind what a rank can run next: runs of forwards (gpipe) hide most, so rows\n"
+         "need not be in the papers' order, which the column published has.\n";
 }
 
 /// A field of CSV (RFC 4180).
@@ -279,6 +281,12 @@ void SortRows(const std::string& column, std::vector<CompareRow>* rows) {
   if (key == std::end(kSortKeys)) {
     throw UsageError("--sort: must be makespan, bubble, ratio, gap, memory or total, is \"" +
                      column.substr(0, 64) + "\"");
+  }
+  const auto known = [](const CompareRow& row) { return row.report && row.total; };
+  if (column == "total" && !rows->empty() && std::ranges::none_of(*rows, known)) {
+    throw UsageError(
+        "--sort total: the costs do not say what ranks hold beside activations; give "
+        "costs with \"parameter_bytes\", or --sort memory");
   }
   std::ranges::stable_sort(*rows, {}, [&](const CompareRow& row) {
     return std::pair(!row.report, row.report ? key->of(row) : 0);
@@ -339,7 +347,7 @@ std::string NoteOnPairs(const CompareRequest& request, std::span<const CompareRo
   const CostModel& costs = request.spec.costs;
   if (request.components || std::ranges::any_of(costs.stages, gains)) return "";
   for (const LayerCost& layer : costs.layers) {
-    if (layer.moe || gains(layer.cost)) return "";
+    if (IsMoe(layer) || gains(layer.cost)) return "";
   }
   std::string names;
   for (const CompareRow& row : rows) {

@@ -6,6 +6,7 @@
 
 #include "compiler/files/plan_document.h"
 #include "compiler/simulate/waits.h"
+#include "tools/report/report.h"
 #include "tools/report/text.h"
 
 namespace contraflow {
@@ -248,8 +249,10 @@ std::string WriteExplanation(const Explanation& explanation) {
     return WriteStandstill(*explanation.broken, explanation.plan, explanation.costs.unit) +
            "\nIdle time up to there by cause:\n\n" + CauseTable(explanation);
   }
-  std::string text = "makespan " + words.Lasting(explanation.simulation.makespan) +
-                     "; idle time by cause:\n\n" + CauseTable(explanation);
+  std::string text =
+      "makespan " + words.Lasting(explanation.simulation.makespan) +
+      (LeavesOutUpdates(explanation.plan, explanation.costs) ? kWithoutUpdates : "") +
+      "; idle time by cause:\n\n" + CauseTable(explanation);
   const std::string sensitivities = SensitivityTable(explanation);
   return text + (sensitivities.empty() ? "" : "\n" + sensitivities);
 }

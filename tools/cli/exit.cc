@@ -21,8 +21,7 @@ constexpr std::string_view kFlagFields[] = {
     "ranks", "microbatches", "chunks", "data_parallel", "expert_parallel", "costs", "memory_limit",
     "recompute", "placement", "no_auto", "model", "level", "device", "capacity", "one_sided",
     "data", "seed", "timeout", "rendezvous_timeout", "transport", "checkpoint", "resume_step",
-    "clip", "validation", "partition", "for", "offload", "vary",
-    "device_memory", "zero",
+    "clip", "validation", "partition", "for", "offload", "vary", "device_memory", "zero",
     // Of costs init.
     "tp", "ep", "etp", "seq", "micro_batch", "dtype"};
 

@@ -111,22 +111,10 @@ void CheckStages(const CLI::App& app, const RunOptions& options) {
     if (app.count("--stage-options") == 0) return;
     throw UsageError("--stage-options needs --stages FILE, which it is for");
   }
-  for (const char* const flag : {"--model",
-                                 "--capacity",
-                                 "--data",
-                                 "--lr",
-                                 "--clip",
-                                 "--validation",
-                                 "--validate-every",
-                                 "--validate-batches",
-                                 "--peak-flops",
-                                 "--calibrate",
-                                 "--checkpoint",
-                                 "--checkpoint-every",
-                                 "--checkpoint-keep",
-                                 "--resume",
-                                 "--resume-step",
-                                 "--matmul-choices"}) {
+  for (const char* const flag :
+       {"--model", "--capacity", "--data", "--lr", "--clip", "--validation", "--validate-every",
+        "--validate-batches", "--peak-flops", "--calibrate", "--checkpoint", "--checkpoint-every",
+        "--checkpoint-keep", "--resume", "--resume-step", "--matmul-choices"}) {
     if (app.count(flag) == 0) continue;
     throw UsageError(std::string(flag) + ": is not for custom stages; leave it out, or --stages");
   }

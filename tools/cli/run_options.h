@@ -42,11 +42,11 @@ struct RunOptions {
   double timeout = 120;            ///< seconds
   double rendezvous_timeout = 60;  ///< seconds
   std::string rank_order{RankOrder::kDefault};
-  std::string secret_file;        ///< "": none
-  std::string ask;                ///< HOST:PORT of a job that runs; "": train
-  std::string checkpoint;         ///< folder; "": none
-  int checkpoint_every = 0;       ///< steps; 0: at the end only
-  int checkpoint_keep = 2;        ///< how many
+  std::string secret_file;   ///< "": none
+  std::string ask;           ///< HOST:PORT of a job that runs; "": train
+  std::string checkpoint;    ///< folder; "": none
+  int checkpoint_every = 0;  ///< steps; 0: at the end only
+  int checkpoint_keep = 2;   ///< how many
   bool resume = false;
   std::optional<int> resume_step;           ///< instead of the newest
   std::chrono::milliseconds grace{30'000};  ///< between a request to stop and the end

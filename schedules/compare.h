@@ -20,7 +20,7 @@ struct CompareRequest {
   /// `schedule` is nothing yet; `chunks` those of interleaved ones. Costs for every stage alike are
   /// of P stages.
   Spec spec;
-  /// "80000" bytes (or activations), "1.5x" of what the first rank of 1F1B holds, or "" for none:
+  /// "80000" bytes (or activations), "1.5x" of what 1F1B's fullest rank holds, or "" for none:
   /// it means another number for schedules with other stages (MemoryLimitOf). spec.memory_limit is
   /// not looked at.
   std::string memory_limit = {};

@@ -28,7 +28,7 @@ void CheckRange(const char* flag, int64_t value, int64_t low, int64_t high) {
 }
 
 constexpr const char* kForm =
-    "must be a number of bytes, or N times what 1F1B's first rank holds as \"Nx\"";
+    "must be a number of bytes, or N times what 1F1B's fullest rank holds as \"Nx\"";
 /// More than that are bytes.
 constexpr int64_t kManyActivations = 1'000'000;
 

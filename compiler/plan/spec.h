@@ -172,7 +172,7 @@ int64_t ParseBytes(const std::string& text, const char* flag);
 /// The number of "1.5x". Throws Error that begins with `place`.
 double ParseMultiple(const std::string& text, const std::string& place = "");
 
-/// "BYTES" or "Nx" (N times what 1F1B's first rank holds: P activations of a whole rank) for this
+/// "BYTES" or "Nx" (N times what 1F1B's fullest rank holds: P activations of a whole rank) for this
 /// spec. Throws Error if malformed, not positive or too large.
 int64_t ParseMemoryLimit(const std::string& text, const Spec& spec, int stages);
 

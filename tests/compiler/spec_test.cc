@@ -76,7 +76,7 @@ TEST_SUITE("unit") {
           "`memory_limit`: must be in 1..4611686018427387904, is 0");
   }
 
-  TEST_CASE("a memory limit is bytes or a multiple of 1F1B's first rank") {
+  TEST_CASE("a memory limit is bytes or a multiple of 1F1B's fullest rank") {
     Spec spec = Good();
     CHECK(ParseMemoryLimit("123456", spec, 8) == 123456);
     // Without memory costs the limit counts activations: P of a whole rank.
@@ -98,7 +98,7 @@ TEST_SUITE("unit") {
 
   TEST_CASE("a malformed memory limit is refused") {
     const std::string form =
-        "`memory_limit`: must be a number of bytes, or N times what 1F1B's first rank holds as "
+        "`memory_limit`: must be a number of bytes, or N times what 1F1B's fullest rank holds as "
         "\"Nx\", is ";
     const std::string most = "`memory_limit`: must be at most 4611686018427387904, is ";
     const struct {

@@ -144,7 +144,7 @@ void AddCompileOptions(CLI::App* app, CompileFlags* flags) {
             "where the plan will run; sets the size of the values of a --model\n(default: cpu)");
   AddText(app, "--memory-limit", &flags->memory_limit, "BYTES|Nx",
           "most bytes of activations per rank, including what W still needs (a\ncount if the costs "
-          "give no bytes), or N times what 1F1B's first\nrank holds of the same model; none: no "
+          "give no bytes), or N times what 1F1B's fullest\nrank holds of the same model; none: no "
           "limit. Without it, and without\nthe memory of devices, auto holds no more than 1F1B "
           "(1x), and nothing\nelse is limited, except that overlapping never raises the "
           "schedule's\nown peak");

@@ -203,7 +203,7 @@ std::function<int()> AddCheck(CLI::App* app) {
          "gradients, optimizer state and messages")
       ->type_name("BYTES");
   app->add_option("--max-memory", options->max_memory,
-                  "most activations of a rank, as a multiple of what 1F1B's first rank\nholds of "
+                  "most activations of a rank, as a multiple of what 1F1B's fullest rank\nholds of "
                   "the same model")
       ->type_name("Nx");
   AddFlag(app, "--formula", &limits->formula,

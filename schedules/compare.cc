@@ -168,9 +168,8 @@ bool Squeezed(const CompareRow& own, const CompareRow& within) {
 CompareRow WithinLimit(const Schedule& schedule, const CompareRequest& request,
                        const CostModel& published, const std::vector<int64_t>& devices) {
   CompareRow within = RowOf(schedule, request, published, devices);
-  const bool buys = request.recomputes() || request.spec.offload.choice != Offload::Choice::kNone;
   const bool limited = !request.memory_limit.empty() && !request.assumed_limit;
-  if (!within.report || !limited || buys || &schedule == &kAuto) return within;
+  if (!within.report || !limited || request.buys_memory() || &schedule == &kAuto) return within;
   CompareRequest free = request;
   free.memory_limit.clear();
   const CompareRow own = RowOf(schedule, free, published, devices);
@@ -189,8 +188,8 @@ CompareRow WithinLimit(const Schedule& schedule, const CompareRequest& request,
 CompareRow MakeRow(const Schedule& schedule, const CompareRequest& request,
                    const CostModel& published) {
   const std::vector<int64_t> devices = DevicesOf(request.spec);
-  const bool buys = request.recomputes() || request.spec.offload.choice != Offload::Choice::kNone;
-  if (devices.empty() || buys || &schedule == &kAuto || !CountsBytes(request.spec.costs)) {
+  if (devices.empty() || request.buys_memory() || &schedule == &kAuto ||
+      !CountsBytes(request.spec.costs)) {
     return WithinLimit(schedule, request, published, devices);
   }
   CompareRequest free = request;

@@ -44,6 +44,8 @@ struct CompareRequest {
 
   bool includes(std::string_view schedule) const;
   bool recomputes() const { return spec.recompute.choice != Recompute::Choice::kNone; }
+  /// True if time may be given for memory, by recompute or copies to the host.
+  bool buys_memory() const { return recomputes() || spec.offload.choice != Offload::Choice::kNone; }
   Overlap overlap() const { return spec.costs.derived.value_or(Overlap::kAll); }
 };
 

@@ -121,14 +121,6 @@ std::vector<StateBlock> WholeState(const Plan& plan, Run& run) {
   return all;
 }
 
-std::vector<StateBlock> WholeStateToSave(const Plan& plan, Run& run) {
-  std::vector<StateBlock> all;
-  EachCopy(plan, run, [&](int s, Device device, bool) {
-    std::ranges::move(run.At(device).StateAt(s).blocks, std::back_inserter(all));
-  });
-  return all;
-}
-
 // Who asked for a stage once more would get it as the device has it.
 void PutState(const Plan& plan, Run& run) {
   EachCopy(plan, run, [&](int s, Device device, bool) { run.At(device).Put(s); });

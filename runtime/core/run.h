@@ -58,7 +58,7 @@ class Run {
   virtual const std::vector<Device>& devices() const = 0;
   /// One of them, as long as the run.
   virtual StageHolder& At(Device device) = 0;
-  /// For one who saves the state (StateToSave, WholeStateToSave) beside the steps, as long as the
+  /// For one who saves the state (StateToSave) beside the steps, as long as the
   /// run; null: it is in the host's memory. Asked for before the first step.
   virtual StateCopies* NewCopies() { return nullptr; }
 };
@@ -82,8 +82,6 @@ std::vector<StateBlock> StateToSave(const Plan& plan, Run& run);
 
 /// Everything that this process has of a run, every copy of it.
 std::vector<StateBlock> WholeState(const Plan& plan, Run& run);
-/// The same where it is.
-std::vector<StateBlock> WholeStateToSave(const Plan& plan, Run& run);
 
 /// What was changed there holds from now on.
 void PutState(const Plan& plan, Run& run);

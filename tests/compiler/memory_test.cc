@@ -65,7 +65,7 @@ TEST_SUITE("unit") {
     CostModel costs = Bytes(10, 4);
     costs.comm.bytes = 100;
     costs.comm.bandwidth = 100;
-    // Of the V the last rank has two stages that follow each other.
+    // The last rank of a V has two stages that follow each other.
     const auto ranks = MemoryOf(PlanOf(MakeSpec("zb-v", 3, 6, costs), Level::kComm), costs);
     CHECK(ranks[0].messages == 200);
     CHECK(ranks[1].messages == 400);

@@ -224,12 +224,12 @@ TEST_SUITE("unit") {
     CHECK(Verify(with).front().message ==
           "R s1 m0 layers=3 runs more layers again than the stage has by the costs, 2; name at "
           "most so many");
-    // What a chunk keeps is part of what it holds.
+    // A chunk holds all that it keeps.
     CostModel larger = costs;
     CHECK(InputBytes(larger, 0) == 50);
     larger.memory->input_bytes = 900;
     CHECK(InputBytes(larger, 0) == 800);
-    // As many as there are is no more.
+    // All layers, and no more.
     with.costs->shares = {std::vector<LayerShare>(3)};
     CHECK(Verify(with).empty());
     Spec spec = MakeSpec("1f1b", 2, 4, costs);

@@ -81,7 +81,7 @@ TEST_SUITE("unit") {
     CHECK(ParseMemoryLimit("123456", spec, 8) == 123456);
     // Without memory costs the limit counts activations: P of a whole rank.
     CHECK(ParseMemoryLimit("1x", spec, 8) == 8);
-    // As many as there are is a limit, one more must mean something else.
+    // All activations are a limit; one more must mean something else.
     Spec many = spec;
     many.microbatches = 500'000;
     CHECK(ParseMemoryLimit("4000000", many, 8) == 4'000'000);

@@ -22,7 +22,7 @@ constexpr std::string_view kFlagFields[] = {
     "recompute", "placement", "no_auto", "model", "level", "device", "capacity", "one_sided",
     "data", "seed", "timeout", "rendezvous_timeout", "transport", "checkpoint", "resume_step",
     "clip", "validation", "partition", "for", "offload", "vary", "device_memory", "zero",
-    // Of costs init.
+    // Fields of costs init.
     "tp", "ep", "etp", "seq", "micro_batch", "dtype"};
 
 }  // namespace

@@ -65,7 +65,7 @@ struct TorchCsvNotes {
 ///
 /// Reads the same printed as Python's lists, with None for an empty cell. Where there is a BW, or a
 /// W and no I, the letters are those before December 2024: B the input gradient, BW all of it.
-/// Where there are forwards alone, adds a backward after them. `notes` gets the last two and more.
+/// Adds a backward after forwards alone. `notes` gets the last two and more.
 Plan ReadTorchCsv(std::string_view text, const std::string& place, TorchCsvNotes* notes = nullptr);
 
 /// Costs under which the added backwards take no time. Throws Error for costs of components.

@@ -74,7 +74,7 @@ class RunReader {
                     ", the plan has " + std::to_string(plan_.ranks) + " ranks; give a trace of it");
       }
       Span span = {Ticks(event.start), Ticks(event.end())};
-      // What takes no time is drawn a tick long, so that arrows find it
+      // An instruction without time is drawn a tick long, so that arrows find it
       // (compiler/files/trace_tracks).
       if (IsMessage(what->op) && span.end == span.start + 1) span.end = span.start;
       Put(trace.place, static_cast<size_t>(event.pid), *what, span);

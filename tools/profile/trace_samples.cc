@@ -141,7 +141,7 @@ class TraceSamples {
   }
 
  private:
-  /// Where no range is an instruction, takes "Forward 3" and "Backward 3" of PyTorch's schedules of
+  /// Takes "Forward 3" and "Backward 3", if no range is an instruction, of PyTorch's schedules of
   /// one stage a rank, Schedule1F1B and ScheduleGPipe.
   void NameOneStage() {
     const auto named = [](const Range& range) { return range.what.has_value(); };

@@ -154,7 +154,8 @@ std::vector<Point> MakePoints(const CompareFlags& flags, std::vector<std::string
         ParseMemoryLimit(point.request.memory_limit, point.request.spec, point.request.spec.ranks);
       });
       if (flags.global_batch) KeepBatch(*flags.global_batch, numbers.front(), &point.request);
-      if (point.request.memory_limit.ends_with('x')) {
+      // The head says how much it is; an assumed limit is found with the rows.
+      if (!point.request.assumed_limit && point.request.memory_limit.ends_with('x')) {
         point.request.held_by_1f1b = HeldBy1F1B(point.request.spec);
       }
     }

@@ -19,7 +19,7 @@
 #include "runtime/checkpoint/manifest.h"
 #include "runtime/core/digest.h"
 #include "runtime/model/parameters.h"
-#include "runtime/transport/link_set.h"
+#include "runtime/launch/link_set.h"
 
 namespace contraflow {
 namespace {

@@ -3,6 +3,7 @@
 #include <openssl/core_names.h>
 #include <openssl/crypto.h>
 #include <openssl/evp.h>
+#include <openssl/hmac.h>
 #include <openssl/params.h>
 
 #include <new>
@@ -38,6 +39,21 @@ Digest Sha256(std::span<const std::byte> bytes) {
   Sha256Stream stream;
   stream.Add(bytes);
   return stream.Finish();
+}
+
+Digest HmacSha256(std::string_view key, std::string_view bytes) {
+  SetUp();
+  Digest digest;
+  const auto* data = reinterpret_cast<const unsigned char*>(bytes.data());
+  if (HMAC(EVP_sha256(), key.data(), static_cast<int>(key.size()), data, bytes.size(),
+           digest.data(), nullptr) == nullptr) {
+    throw std::bad_alloc();
+  }
+  return digest;
+}
+
+bool SameSecretly(const Digest& a, const Digest& b) {
+  return CRYPTO_memcmp(a.data(), b.data(), a.size()) == 0;
 }
 
 std::string Hex(const Digest& digest) { return HexOf(digest); }

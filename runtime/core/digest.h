@@ -17,6 +17,10 @@ using Digest = std::array<unsigned char, 32>;
 
 Digest Sha256(std::span<const std::byte> bytes);
 inline Digest Sha256(std::string_view bytes) { return Sha256(std::as_bytes(std::span(bytes))); }
+/// HMAC-SHA-256 (RFC 2104): only who knows the key makes it.
+Digest HmacSha256(std::string_view key, std::string_view bytes);
+/// Whether two are equal, in a time that does not tell where they differ.
+bool SameSecretly(const Digest& a, const Digest& b);
 /// 64 lower-case hexadecimal digits.
 std::string Hex(const Digest& digest);
 

@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "compiler/plan/error.h"
-#include "runtime/transport/link_set.h"
+#include "runtime/launch/link_set.h"
 
 namespace contraflow {
 namespace {

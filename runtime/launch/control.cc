@@ -122,7 +122,6 @@ Control::~Control() = default;
 
 int Control::rank() const { return state_->rank; }
 int Control::size() const { return state_->size; }
-LinkSet& Control::links() { return state_->links; }
 
 void Control::OnStop(std::function<void()> wake) {
   State& state = *state_;
@@ -175,7 +174,7 @@ void Control::Fail(FaultKind kind, const std::string& what, int code) {
     return state.options.exit(code == 0 ? 1 : code);
   }
   std::optional<Fault> fault;
-  if (!what.empty()) fault = Fault{kind, state.rank, -1, false, what};
+  if (!what.empty()) fault = Fault{kind, state.rank, what};
   state.watch.Fail(std::move(fault), code);
   state.links.Wake();
   state.links.changed().wait(lock, [&] { return state.watch.ended(); });

@@ -9,17 +9,17 @@
 
 #include "runtime/core/progress.h"
 #include "runtime/launch/fault_report.h"
+#include "runtime/launch/link_set.h"
 #include "runtime/launch/meeting.h"
-#include "runtime/transport/link_set.h"
 
 namespace contraflow {
 
 /// Watches over the processes of a job, from the thread that serves its connections: every process
-/// tells rank 0 and rank 1 twice a second what it is doing; the lower of the two that lives leads.
-/// When a process fails, is lost (its connection closes, or it is silent for `silence`), is sent
+/// tells process 0 twice a second what it is doing, and process 0 leads. When a process fails, is lost (its connection closes, or it is silent for `silence`), is sent
 /// SIGINT, or does not stop in time when it is asked to, or when none of them has made progress for
 /// `timeout`, the leader stops all: their transports are aborted, each says what it was doing, the
-/// leader prints one report, and all exit with a code that is not 0. From the moment a process or
+/// leader prints one report, and all exit with a code that is not 0. A process that has lost process
+/// 0 leads itself, and prints a line of its own. From the moment a process or
 /// the leader knows, this takes at most kStopBound, whatever the main threads do: then the process
 /// is ended under them.
 class Control {
@@ -46,8 +46,7 @@ class Control {
     /// Called by the main thread that waits for a process in Gather, Broadcast or Barrier: with its
     /// number before, and with -1 behind it.
     std::function<void(int process)> waiting;
-    /// Prints the report; default: stderr. Called at most once, by the leader (or, where both
-    /// leaders are lost, by each of the others).
+    /// Prints the report; default: stderr. Called at most once, by the leader.
     std::function<void(const std::string& report)> print;
     /// Ends the process; default: EndProcess. By a signal where it was sent one.
     std::function<void(int code)> exit;
@@ -61,8 +60,6 @@ class Control {
 
   int rank() const;
   int size() const;
-  /// For a TcpWire beside the watch, which must go before it.
-  LinkSet& links();
 
   /// Called, from the control thread, when the job must stop: has to wake the main thread wherever
   /// it waits. At most once; at once if that is so already. Replaces the one before.

@@ -43,12 +43,7 @@ std::string Sentence(const Fault& fault, const std::vector<int>& processes, size
     case FaultKind::kJob:
       return fault.text;
     case FaultKind::kLost:
-      if (fault.seen) return subject + " was lost: " + fault.text;
-      // Whoever saw it first, the line opens with who is gone.
-      if (fault.about >= 0) {
-        return name(fault.about) + " was lost: " + fault.text + ", as " + subject + " saw it";
-      }
-      break;
+      return subject + " was lost: " + fault.text;
     case FaultKind::kError:
     case FaultKind::kBug:
       break;
@@ -67,12 +62,9 @@ std::vector<Shared> Merge(const Findings& findings) {
   std::vector<Shared> merged = {{findings.cause, {findings.cause.process}}};
   for (const Fault& fault : findings.later) {
     // Who was lost is said where the others stand.
-    if (fault.seen) continue;
-    const Fault& cause = findings.cause;
-    if (fault.about >= 0 && cause.seen && fault.about == cause.process) continue;
+    if (fault.kind == FaultKind::kLost) continue;
     const auto alike = std::find_if(merged.begin(), merged.end(), [&](const Shared& shared) {
-      return shared.fault.kind == fault.kind && shared.fault.text == fault.text &&
-             shared.fault.about == fault.about && !shared.fault.seen;
+      return shared.fault.kind == fault.kind && shared.fault.text == fault.text;
     });
     if (alike == merged.end()) {
       merged.push_back({fault, {fault.process}});
@@ -185,8 +177,7 @@ bool MayFollow(const std::vector<Fault>& faults, size_t index) {
       return true;
     case FaultKind::kLost:
       // Who had told of a fault before it was lost may have been ended because of that.
-      return !fault.seen ||
-             std::any_of(faults.begin(), faults.begin() + static_cast<std::ptrdiff_t>(index),
+      return std::any_of(faults.begin(), faults.begin() + static_cast<std::ptrdiff_t>(index),
                          [&](const Fault& other) { return other.process == fault.process; });
     case FaultKind::kError:
       return fault.text.find("lost") != std::string::npos;
@@ -234,6 +225,13 @@ std::string FaultReport(const std::string& prefix, const ProcessName& name,
     report += line("then", Sentence(merged[i].fault, merged[i].processes, size, name));
   }
   return report;
+}
+
+std::string LossOfLeader(const std::string& prefix, const ProcessName& name, const std::string& how,
+                         int process, const Standing& standing) {
+  const std::string position = StandingText(standing);
+  return prefix + name(0) + " was lost: " + how +
+         (position.empty() ? "" : "; " + name(process) + ": " + position) + "\n";
 }
 
 std::string SecondsText(double seconds) {

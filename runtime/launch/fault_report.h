@@ -15,10 +15,8 @@ enum class FaultKind { kError, kBug, kLost, kTimeout, kSignal, kJob };
 /// One reason to stop.
 struct Fault {
   FaultKind kind = FaultKind::kError;
-  int process = 0;    ///< who tells of it; whose loss it is, where the leader saw that itself
-  int about = -1;     ///< who was lost, where another process tells of it
-  bool seen = false;  ///< a loss that the leader saw itself
-  std::string text;   ///< kSignal: its name; a loss: how it came; otherwise as it was given
+  int process = 0;   ///< who tells of it; kLost: who was lost
+  std::string text;  ///< kSignal: its name; kLost: how it came; otherwise as it was given
 
   bool operator==(const Fault&) const = default;
 };
@@ -57,6 +55,11 @@ struct Findings {
 std::string FaultReport(const std::string& prefix,
                         const std::function<std::string(int process)>& name,
                         const Findings& findings);
+
+/// The line of a process that has lost process 0, which knows of no other.
+std::string LossOfLeader(const std::string& prefix,
+                         const std::function<std::string(int process)>& name,
+                         const std::string& how, int process, const Standing& standing);
 
 /// What each process of a job that runs is doing, a line each.
 std::string StandingLines(const std::function<std::string(int process)>& name,

@@ -6,15 +6,13 @@
 
 #include "compiler/plan/error.h"
 #include "runtime/launch/door.h"
-#include "runtime/transport/stream.h"
 
 namespace contraflow {
 
 /// One process of a job that has met the others.
 struct Membership {
   int rank = 0, size = 1;
-  /// By rank: to every other process of a mesh; without one to rank 0 and rank 1, which watch over
-  /// the job (for them: to everyone). Tensors and what the watch says share them.
+  /// By rank: of rank 0 to every other process; of the others to rank 0.
   std::vector<Stream> links;
   /// Rank 0's, where one may ask what the job does; null elsewhere.
   std::unique_ptr<Door> door;
@@ -32,7 +30,7 @@ struct MeetingLost : ToldError {
 };
 
 /// Meets the other processes at rank 0 over TCP (the README has the protocol). Returns on every
-/// process when all are connected. Connections that do not prove that they belong to the job are
+/// process when all have come. Connections that do not prove that they belong to the job are
 /// closed and change nothing. Throws Error, with the remedy: the port is taken, nobody answers,
 /// what answers is none of the job or belongs to one of another size; on rank 0 which ranks did not
 /// come in time and whom it refused meanwhile and why; two processes that say they are the same

@@ -121,6 +121,19 @@ std::vector<DeviceStep> GatherSteps(const Plan& plan, const RankOrder& order, Co
   return steps;
 }
 
+std::unique_ptr<SharedMemory> ShareMemory(Control& control) {
+  std::unique_ptr<SharedMemory> memory;
+  if (control.rank() == 0) {
+    memory =
+        std::make_unique<SharedMemory>(control.size(), SharedMemory::RingBytes(control.size()));
+    control.Broadcast(memory->Invitation());
+  } else {
+    memory = std::make_unique<SharedMemory>(control.size(), control.Broadcast(""));
+  }
+  control.Barrier();
+  return memory;
+}
+
 ProcessRun::ProcessRun(const Plan& plan, const Model& model, const Dataset& dataset, uint64_t seed,
                        const RankOrder& order, Transport& transport, Control& control,
                        Progress& progress, bool fill)

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
@@ -13,6 +14,7 @@
 #include "runtime/host/backend.h"
 #include "runtime/launch/control.h"
 #include "runtime/launch/world.h"
+#include "runtime/transport/shared_memory.h"
 
 namespace contraflow {
 
@@ -42,6 +44,11 @@ std::string Disagreement(std::span<const std::vector<Fact>> by_process,
 std::vector<DeviceStep> WalkAndGather(const Plan& plan, const RankOrder& order, Control& control,
                                       Device device, int step, Executor* executor,
                                       const std::function<DeviceStep(std::vector<Span>)>& results);
+
+/// Maps memory that all processes of a job share, for their wires. All processes call it, and none
+/// returns before all have it. Throws Error where this one cannot reach it, Aborted where another
+/// cannot.
+std::unique_ptr<SharedMemory> ShareMemory(Control& control);
 
 /// Trains with a plan on the host: this process is one of its devices, the others of the job are
 /// the others. Process 0 gets what all of them did.

@@ -1,11 +1,10 @@
 // The times of a stop, as shares of its bound (3 s):
 //
-//   0 s      a process knows of a fault and tells both hubs
-//   0.15 s   the leader has waited for what the fault may follow from, and says STOP
+//   0 s      a process knows of a fault and tells process 0
+//   0.15 s   process 0 has waited for a fault before it, and says STOP
 //   0.55 s   a main thread that has not come back by now is described as it stands
-//   0.75 s   who has not answered by now is described as it was heard of last; report, END, exit
-//   1 s      rank 1 says STOP if rank 0 has not
-//   2.7 s    a process that nobody told END ends itself
+//   0.75 s   a process that has not answered is described by its last beat; report, END, exit
+//   2.7 s    a process that was not told END ends itself
 //   3 s      the kernel ends it
 //
 // mpirun sends SIGTERM to all that live when one process dies and SIGKILL one second later: by then
@@ -26,7 +25,6 @@ void Watch::Decide() {
     if (rank_ == 0 && finish_told_ && AllWatched(finished)) BeginFinishing();
     return;
   }
-  if (rank_ == 1 && now_ >= *known_ + options_.bound / 3) took_over_ = true;
   const size_t cause = CauseOf(faults_);
   if (!Leads() || (MayFollow(faults_, cause) && now_ < *known_ + options_.bound / 20)) return;
   Stop(Fault(faults_[cause]));
@@ -42,9 +40,8 @@ void Watch::GoOn() {
 
 void Watch::Enforce() {
   if (now_ < *known_ + options_.bound * 9 / 10) return;
-  // Nobody has said that the report is out. Where a leader said STOP and then nothing, the other
-  // hub speaks for all.
-  if (!reported_ && !end_heard_ && (rank_ < kHubs || !stop_heard_)) {
+  // Process 0 has not said that the report is out.
+  if (!reported_ && !end_heard_) {
     if (!answered_) SayWords();
     Report();
   }
@@ -76,7 +73,7 @@ void Watch::Tell(const Fault& fault) {
   Add(fault);
   if (phase_ != Phase::kWatching && phase_ != Phase::kStopped) return;
   Suspect();
-  SendToHubs(kFault, FaultBytes(fault));
+  SendTo(0, kFault, FaultBytes(fault));
 }
 
 void Watch::Stop(const Fault& cause) {
@@ -105,7 +102,7 @@ void Watch::SayWords() {
     Add(*failed_);
     PutFault(*failed_, &bytes);
   }
-  SendToHubs(kWords, bytes.Take());
+  SendTo(0, kWords, bytes.Take());
 }
 
 void Watch::Report() {
@@ -117,6 +114,10 @@ void Watch::Report() {
     options_.print(options_.prefix + options_.name(rank_) + " was itself stopped for " +
                    SecondsText(std::chrono::duration<double>(away_).count()) +
                    ", and the job ended without it\n");
+  } else if (rank_ != 0 && cause_->kind == FaultKind::kLost) {
+    // The others that have lost process 0 print such a line too.
+    options_.print(PlainText(LossOfLeader(options_.prefix, options_.name, cause_->text, rank_,
+                                          Standings(now_)[static_cast<size_t>(rank_)])));
   } else {
     Findings findings{*cause_, {}, Standings(now_)};
     std::copy_if(faults_.begin(), faults_.end(), std::back_inserter(findings.later),
@@ -129,8 +130,6 @@ void Watch::Report() {
 }
 
 void Watch::End() {
-  // Who has not heard from the first hub hears from the second.
-  if (!reported_ && rank_ < kHubs) SendToAll(kEnd);
   if (!cause_ && !faults_.empty()) cause_ = faults_[CauseOf(faults_)];
   const FaultKind kind = cause_ ? cause_->kind : FaultKind::kError;
   const bool comes_back = kind == FaultKind::kLost || kind == FaultKind::kTimeout;

@@ -31,8 +31,7 @@ Beat TakeBeat(ByteReader* bytes, int size) {
 }
 
 void PutFault(const Fault& fault, ByteWriter* bytes) {
-  bytes->Put(fault.kind).Put(int32_t{fault.process}).Put(int32_t{fault.about});
-  bytes->Put(uint8_t{fault.seen}).PutText(Cut(fault.text));
+  bytes->Put(fault.kind).Put(int32_t{fault.process}).PutText(Cut(fault.text));
 }
 
 std::string FaultBytes(const Fault& fault) {
@@ -45,11 +44,9 @@ Fault TakeFaultBytes(ByteReader* bytes, int size) {
   Fault fault;
   const auto kind = bytes->Take<std::underlying_type_t<FaultKind>>();
   fault.process = bytes->Take<int32_t>();
-  fault.about = bytes->Take<int32_t>();
-  fault.seen = bytes->Take<uint8_t>() != 0;
   fault.text = Cut(PlainText(bytes->TakeText()));
   const bool known = kind >= 0 && kind <= static_cast<int>(FaultKind::kJob) && fault.process >= 0 &&
-                     fault.process < size && fault.about >= -1 && fault.about < size;
+                     fault.process < size;
   if (!known) throw Error("tells of a fault there is not");
   fault.kind = static_cast<FaultKind>(kind);
   return fault;

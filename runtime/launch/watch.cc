@@ -33,8 +33,7 @@ Watch::Watch(LinkSet& links, const Progress& progress, const Control::Options& o
       options_(options),
       members_(static_cast<size_t>(size_)) {
   for (int p = 0; p < size_; ++p) {
-    // In a mesh the others hear what the hubs say; only those hear everybody.
-    At(p).watched = p == rank_ || (links_.At(p) != nullptr && (rank_ < kHubs || p < kHubs));
+    At(p).watched = p == rank_ || links_.At(p) != nullptr;
     At(p).told = At(p).moved = now_;
   }
   if (options_.catch_signals) catcher_.emplace();
@@ -124,13 +123,8 @@ void Watch::NoticeLosses() {
     const std::string reason = link->left()
                                    ? "its connection closed (it was killed, or its machine is gone)"
                                    : link->reason();
-    Fault fault{FaultKind::kLost, p, -1, true, reason};
-    Add(fault);
+    Add({FaultKind::kLost, p, reason});
     Suspect();
-    // A hub sees it itself, unless it is only this connection that broke.
-    fault.about = std::exchange(fault.process, rank_);
-    fault.seen = false;
-    SendToHubs(kFault, FaultBytes(fault));
   }
 }
 
@@ -160,10 +154,7 @@ void Watch::OnTalk(int from, uint8_t channel, std::string bytes) {
       TakeFault(from, *fault);
       break;
     case kStop:
-      if (from >= kHubs) break;
-      stop_heard_ = true;
-      if (from < rank_) took_over_ = false;
-      if (phase_ == Phase::kWatching) Stop(*fault);
+      if (from == 0 && phase_ == Phase::kWatching) Stop(*fault);
       break;
     case kWords:
       Hear(from, beat);
@@ -171,7 +162,7 @@ void Watch::OnTalk(int from, uint8_t channel, std::string bytes) {
       if (fault) TakeFault(from, *fault);
       break;
     case kEnd:
-      if (from >= kHubs || reported_) break;
+      if (from != 0 || reported_) break;
       end_heard_ = true;
       End();
       break;
@@ -189,7 +180,6 @@ void Watch::OnTalk(int from, uint8_t channel, std::string bytes) {
 
 void Watch::TakeFault(int from, Fault fault) {
   fault.process = from;
-  fault.seen = false;
   Add(fault);
   Suspect();
 }
@@ -197,9 +187,7 @@ void Watch::TakeFault(int from, Fault fault) {
 void Watch::Keep() {
   for (int p = 0; p < size_; ++p) {
     Link* const link = links_.At(p);
-    // Only hubs are heard from regularly, and they hear everybody.
-    if (link == nullptr || (rank_ >= kHubs && p >= kHubs)) continue;
-    if (link->open() && now_ - link->heard() > options_.silence) {
+    if (link != nullptr && link->open() && now_ - link->heard() > options_.silence) {
       link->Close("it was silent for " + SecondsText(options_.silence) +
                   " (it is suspended, or its machine or network is gone)");
       away_ = {};  // this one was back in time to see it
@@ -220,7 +208,7 @@ void Watch::Keep() {
   ByteWriter bytes;
   PutBeat(beat, &bytes);
   const std::string text = bytes.Take();
-  rank_ < kHubs ? SendToAll(kBeat, text) : SendToHubs(kBeat, text);
+  SendToAll(kBeat, text);
   const bool still =
       AllWatched([&](const Member& member) { return now_ - member.moved > options_.timeout; });
   if (!known_ && still && Leads()) {
@@ -261,17 +249,11 @@ std::vector<Standing> Watch::Standings(Clock::time_point now) const {
 }
 
 bool Watch::Leads() const {
-  if (rank_ == 0 || took_over_) return true;
-  for (int hub = 0; hub < std::min(kHubs, rank_); ++hub) {
-    const Link* const link = links_.At(hub);
-    if (link != nullptr && link->open()) return false;
-  }
-  return true;
+  const Link* const link = links_.At(0);
+  return link == nullptr || !link->open();
 }
 
-Fault Watch::Own(FaultKind kind, std::string text) const {
-  return {kind, rank_, -1, false, std::move(text)};
-}
+Fault Watch::Own(FaultKind kind, std::string text) const { return {kind, rank_, std::move(text)}; }
 
 void Watch::BeginFinishing() {
   phase_ = Phase::kFinishing;
@@ -307,15 +289,11 @@ std::string Watch::Status() const {
 }
 
 void Watch::SendData(int process, std::string bytes) {
-  if (Link* const link = links_.At(process)) link->PutLongTalk(kData, std::move(bytes));
+  if (Link* const link = links_.At(process)) link->PutLong(kData, std::move(bytes));
 }
 
 void Watch::SendTo(int process, Talk talk, const std::string& bytes) {
-  if (Link* const link = links_.At(process)) link->PutTalk(talk, bytes);
-}
-
-void Watch::SendToHubs(Talk talk, const std::string& bytes) {
-  for (int hub = 0; hub < std::min(kHubs, size_); ++hub) SendTo(hub, talk, bytes);
+  if (Link* const link = links_.At(process)) link->Put(talk, bytes);
 }
 
 void Watch::SendToAll(Talk talk, const std::string& bytes) {

@@ -11,9 +11,9 @@
 
 #include "runtime/launch/control.h"
 #include "runtime/launch/fault_report.h"
+#include "runtime/launch/link_set.h"
 #include "runtime/launch/signals.h"
 #include "runtime/launch/talk.h"
-#include "runtime/transport/link_set.h"
 
 namespace contraflow {
 
@@ -62,8 +62,6 @@ class Watch : public LinkSet::Watcher {
   std::string Status() const;
 
  private:
-  static constexpr int kHubs = 2;  // rank 0 and rank 1
-
   /// What this process knows of another, or of itself.
   struct Member {
     bool watched = false;   // this one hears from it regularly, or is it
@@ -104,6 +102,7 @@ class Watch : public LinkSet::Watcher {
     return std::all_of(members_.begin(), members_.end(),
                        [&](const Member& member) { return !member.watched || is_so(member); });
   }
+  /// Process 0 leads; a process that has lost it leads itself.
   bool Leads() const;
   Fault Own(FaultKind kind, std::string text) const;
   void Suspect();
@@ -117,7 +116,6 @@ class Watch : public LinkSet::Watcher {
   void Over();
 
   void SendTo(int process, Talk talk, const std::string& bytes = {});
-  void SendToHubs(Talk talk, const std::string& bytes);
   void SendToAll(Talk talk, const std::string& bytes = {});
   Beat Look() const;
 
@@ -150,8 +148,7 @@ class Watch : public LinkSet::Watcher {
   Clock::time_point looked_{};
   Clock::duration away_{};    // for how long this process was stopped, last
   Clock::time_point back_{};  // since when it goes on
-  bool took_over_ = false, answered_ = false, error_told_ = false;
-  bool stop_heard_ = false, reported_ = false, end_heard_ = false;
+  bool answered_ = false, error_told_ = false, reported_ = false, end_heard_ = false;
   bool stopped_ = false, finished_ = false, ended_ = false;
   // When steps begin here, for those who ask.
   int step_ = 0;

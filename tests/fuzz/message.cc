@@ -9,15 +9,14 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
 
 #include "compiler/plan/error.h"
 #include "runtime/launch/door.h"
+#include "runtime/launch/link.h"
 #include "runtime/launch/process_run.h"
-#include "runtime/transport/link.h"
 
 namespace contraflow {
 namespace {
@@ -30,26 +29,6 @@ Stream Sent(std::string_view bytes) {
   static_cast<void>(send(there.fd(), bytes.data(), bytes.size(), MSG_NOSIGNAL));
   return Stream(Socket(ends[0]));
 }
-
-/// Takes the bytes of any message where they fit, and counts that no more come than it gave room.
-class Taker : public Link::Tensors {
- public:
-  void OnFrame(int, const Frame& frame) override { CF_ASSERT(frame.kind <= Frame::kRefuse); }
-  std::span<std::byte> Room(int, const Frame& frame) override {
-    if (frame.bytes > bytes_.size()) throw Error("it sent other bytes than it announced");
-    left_ = static_cast<size_t>(frame.bytes);
-    return std::span(bytes_).first(left_);
-  }
-  void OnBytes(int, int, size_t count) override {
-    CF_ASSERT(count <= left_);
-    left_ -= count;
-  }
-  void OnSent(int) override {}
-
- private:
-  std::array<std::byte, 256> bytes_{};
-  size_t left_ = 0;
-};
 
 void Check(std::string_view bytes) {
   try {
@@ -72,8 +51,6 @@ void Check(std::string_view bytes) {
   }
   size_t talked = 0;
   Link link(1, Sent(bytes), [&](int, uint8_t, const std::string& text) { talked += text.size(); });
-  Taker taker;
-  link.SetTensors(&taker);
   // It reads at least a byte a time until its end.
   for (size_t reads = 0; link.open() && reads <= bytes.size(); ++reads) link.Read();
   CF_ASSERT(!link.open() && talked <= bytes.size());

@@ -11,7 +11,7 @@
 #include <span>
 
 #include "compiler/plan/error.h"
-#include "runtime/transport/socket.h"
+#include "runtime/launch/socket.h"
 
 namespace contraflow {
 

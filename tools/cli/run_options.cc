@@ -43,7 +43,7 @@ void CheckDevice(const CLI::App& app, const RunOptions& options) {
     }
     return;
   }
-  if (options.transport == "tcp" || options.transport == "mpi") {
+  if (options.transport == "shm") {
     throw UsageError("--transport " + options.transport +
                      ": connects CPUs; GPUs are connected by nccl, virtual ranks on one GPU by "
                      "threads; leave it out to let the launcher decide");
@@ -153,10 +153,10 @@ std::optional<RunOptions> ParseRunOptions(const std::vector<std::string>& words)
   app.get_formatter()->label("OPTIONS", "OPTIONS");
   AddPlan(&app, &options.plan)->required(false);
   AddChoice(&app, "--device", &options.device, "cpu|cuda", "where to compute (default: cpu)");
-  AddChoice(&app, "--transport", &options.transport, "threads|tcp|mpi|nccl",
+  AddChoice(&app, "--transport", &options.transport, "threads|shm|tcp|mpi|nccl",
             "how ranks exchange messages (default: under a launcher nccl for GPUs\n"
-            "and tcp for CPUs, else threads, which with --device cuda share one\nGPU; mpi is an "
-            "older name of tcp)");
+            "and shm for CPUs, shared memory of one machine; else threads, which with\n--device cuda "
+            "share one GPU; tcp and mpi are older names of shm)");
   app.add_option("--model", options.model,
                  "model file (runtime/model/README.md), or preset: default or tiny\n(default: "
                  "default); must be that of the plan, if it was compiled with one")
@@ -316,6 +316,7 @@ std::optional<RunOptions> ParseRunOptions(const std::vector<std::string>& words)
     options.stamps = timed == 0 ? 0 : SmallNumber("--stamps", timed);
   }
   CheckOptions(options);
+  if (options.transport == "tcp" || options.transport == "mpi") options.transport = "shm";
   CheckDevice(app, options);
   return options;
 }

@@ -15,7 +15,7 @@
 #include "runtime/checkpoint/checkpoint.h"
 #include "runtime/core/bytes.h"
 #include "runtime/stages/custom_run.h"
-#include "runtime/transport/tcp_wire.h"
+#include "runtime/transport/shm_wire.h"
 #include "runtime/transport/wire_transport.h"
 #include "tools/cli/exit.h"
 #include "tools/contraflow-run/output.h"
@@ -47,7 +47,8 @@ class ProcessTraining : public CustomTraining {
   ProcessTraining(const CustomStages& stages, const RunOptions& options,
                   const CustomProcess& process)
       : control_(process.control),
-        wire_(control_.links(), process.name),
+        memory_(ShareMemory(control_)),
+        wire_(*memory_, control_.rank(), process.name),
         transport_(stages.plan(), process.order, wire_, &process.progress, options.strict),
         run_(stages, process.order, transport_, control_, process.progress) {
     control_.OnStop([this] { transport_.Abort(); });
@@ -60,7 +61,8 @@ class ProcessTraining : public CustomTraining {
 
  private:
   Control& control_;
-  TcpWire wire_;
+  const std::unique_ptr<SharedMemory> memory_;
+  ShmWire wire_;
   WireTransport transport_;
   CustomProcessRun run_;
 };

@@ -25,10 +25,10 @@
 #include "runtime/launch/meeting.h"
 #include "runtime/launch/process_run.h"
 #include "runtime/launch/signals.h"
+#include "runtime/launch/socket.h"
 #include "runtime/launch/threaded_run.h"
 #include "runtime/launch/world.h"
-#include "runtime/transport/socket.h"
-#include "runtime/transport/tcp_wire.h"
+#include "runtime/transport/shm_wire.h"
 #include "runtime/transport/wire_transport.h"
 #include "tools/cli/exit.h"
 #include "tools/cli/terminal.h"
@@ -100,7 +100,6 @@ Membership MeetOthers(const RunOptions& options, const World& world) {
   point.rank = world.rank;
   point.size = world.size;
   point.timeout = Milliseconds(options.rendezvous_timeout);
-  point.mesh = options.transport != "nccl";
   point.address = {world.master_address, world.master_port};
   SetSecret(options, world, &point);
   return Meet(point);
@@ -112,7 +111,8 @@ class HostRun : public LaunchedRun {
   HostRun(const RunOptions& options, const RunInput& input, const RankOrder& order,
           Control& control, Progress& progress, std::function<std::string(int)> name)
       : control_(control),
-        wire_(control.links(), std::move(name)),
+        memory_(ShareMemory(control)),
+        wire_(*memory_, control.rank(), std::move(name)),
         transport_(input.plan, order, wire_, &progress, options.strict),
         run_(input.plan, input.model, input.dataset, options.seed, order, transport_, control,
              progress) {
@@ -125,7 +125,8 @@ class HostRun : public LaunchedRun {
 
  private:
   Control& control_;
-  TcpWire wire_;
+  const std::unique_ptr<SharedMemory> memory_;
+  ShmWire wire_;
   WireTransport transport_;
   ProcessRun run_;
   std::optional<HostCheck> check_;
@@ -374,7 +375,7 @@ void RequireAlone(const RunOptions& options, const World& world) {
   }
   throw Error("--transport threads: " + std::to_string(world.size) +
               " processes were launched, and each would train on its own; use --transport " +
-              (options.device == "cuda" ? "nccl" : "tcp") + ", or launch one");
+              (options.device == "cuda" ? "nccl" : "shm") + ", or launch one");
 }
 
 void EndOfHang(const std::exception_ptr& error) { EndAtOnce("contraflow-run", error); }
@@ -397,7 +398,7 @@ int TrainCustomAlone(const RunOptions& options, const MakeCustomTraining& make, 
 
 int Train(RunOptions options) {
   const World world = ReadWorld([](const char* name) { return std::getenv(name); });
-  if (options.transport.empty()) options.transport = world.size == 1 ? "threads" : "tcp";
+  if (options.transport.empty()) options.transport = world.size == 1 ? "threads" : "shm";
   if (options.transport != "threads") return TrainLaunched(options, world);
   RequireAlone(options, world);
   if (!options.stages.empty()) return TrainCustomAlone(options, OnHost(options), false);

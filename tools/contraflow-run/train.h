@@ -69,7 +69,7 @@ int TrainCustomAlone(const RunOptions& options, const MakeCustomTraining& make, 
 int Ask(const RunOptions& options);
 
 /// Trains as one process of a job: meets the others, agrees with them, trains, and stops with them
-/// if anything goes wrong anywhere. `options.transport` is tcp; or nccl, for which `make` makes the
+/// if anything goes wrong anywhere. `options.transport` is shm; or nccl, for which `make` makes the
 /// run. Returns the exit code, unless the job was stopped: then the process ends here.
 /// Throws Error where it cannot join the job.
 int TrainLaunched(const RunOptions& options, const World& world, const MakeLaunched& make = {});

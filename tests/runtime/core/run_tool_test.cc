@@ -318,11 +318,11 @@ TEST_SUITE("cli") {
           flag.substr(0, flag.find(' ')) + ": for a GPU only; leave it out, or add --device cuda");
     }
     const std::string cuda = plan + " --device cuda ";
-    for (const std::string transport : {"tcp", "mpi"}) {
+    for (const std::string transport : {"shm", "tcp", "mpi"}) {
       expect(cuda + "--transport " + transport, 2,
-             "--transport " + transport +
-                 ": connects CPUs; GPUs are connected by nccl, virtual ranks on one GPU by "
-                 "threads; leave it out to let the launcher decide");
+             "--transport shm"
+             ": connects CPUs; GPUs are connected by nccl, virtual ranks on one GPU by "
+             "threads; leave it out to let the launcher decide");
     }
     expect(cuda + "--strict", 2, "--strict: for --device cpu only; leave it out");
     expect(cuda + "--graph --no-graph", 2, "--graph and --no-graph exclude each other");
@@ -396,7 +396,7 @@ TEST_SUITE("cli") {
     const PlanFolder folder;
     const Outcome help = RunTool(folder, "--help");
     CHECK(help.code == 0);
-    CHECK(help.out.find("--transport threads|tcp|mpi|nccl") != std::string::npos);
+    CHECK(help.out.find("--transport threads|shm|tcp|mpi|nccl") != std::string::npos);
     CHECK(RunTool(folder, "--version").out.starts_with("contraflow-run "));
 
     // The first Ctrl-C ends the training after the step under way, with its report; the shell sees

@@ -32,8 +32,8 @@ TEST_SUITE("unit") {
   }
 
   TEST_CASE("nccl: rank 0 hands an id to all who have met") {
-    std::vector<Attendance> all = Gather(Points(4, false));
-    CheckMet(all, false);
+    std::vector<Attendance> all = Gather(Points(4));
+    CheckMet(all);
     std::vector<std::string> ids(all.size());
     std::vector<std::thread> threads;
     for (size_t rank = 0; rank < all.size(); ++rank) {

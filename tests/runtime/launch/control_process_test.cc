@@ -182,11 +182,11 @@ TEST_SUITE("unit") {
       expected[static_cast<size_t>(dead)] = "signal " + std::to_string(SIGKILL);
       CHECK(job.WaitAll() == Join(expected));
       const std::string report = job.ReportOf(dead == 0 ? 1 : 0);
-      CHECK(FirstLine(report) ==
-            "contraflow-run: error: rank " + std::to_string(dead) +
-                " was lost: its connection closed (it was killed, or its machine is gone)");
+      CHECK(FirstLine(report).starts_with(
+          "contraflow-run: error: rank " + std::to_string(dead) +
+          " was lost: its connection closed (it was killed, or its machine is gone)"));
       CAPTURE(report);
-      CHECK(report.find("were sent SIGTERM\n") != std::string::npos);
+      CHECK((report.find("were sent SIGTERM\n") != std::string::npos) == (dead != 0));
     }
   }
 

@@ -29,22 +29,15 @@ Standing Gone(Standing standing, Standing::Kind kind, double heard) {
   return standing;
 }
 
-Fault Seen(int process) { return {FaultKind::kLost, process, -1, true, "its connection closed"}; }
-Fault Told(FaultKind kind, int process, const std::string& text) {
-  return {kind, process, -1, false, text};
-}
-
-/// That it lost `about`, as a process says whose own connection broke.
-Fault ToldOf(int process, int about) {
-  return {FaultKind::kLost, process, about, false, "its connection closed"};
-}
+Fault Seen(int process) { return {FaultKind::kLost, process, "its connection closed"}; }
+Fault Told(FaultKind kind, int process, const std::string& text) { return {kind, process, text}; }
 
 TEST_SUITE("unit") {
   TEST_CASE("fault report: a lost rank and who waited for it") {
     Findings findings;
     findings.cause = Seen(2);
-    findings.later = {ToldOf(1, 2), Told(FaultKind::kError, 1, "rank 1, instruction 3: no rank 2"),
-                      Seen(3), Told(FaultKind::kSignal, 0, "SIGTERM"),
+    findings.later = {Told(FaultKind::kError, 1, "rank 1, instruction 3: no rank 2"), Seen(3),
+                      Told(FaultKind::kSignal, 0, "SIGTERM"),
                       Told(FaultKind::kSignal, 1, "SIGTERM")};
     findings.standings = {
         At("step 3, instruction 17 (RECV_F s1 m4 from=2), waits for rank 2", 0.84, 2),
@@ -71,7 +64,7 @@ TEST_SUITE("unit") {
   TEST_CASE("fault report: an error names its rank once") {
     Findings findings;
     findings.standings = {At("a", 0), At("b", 1)};
-    for (const FaultKind kind : {FaultKind::kError, FaultKind::kBug, FaultKind::kLost}) {
+    for (const FaultKind kind : {FaultKind::kError, FaultKind::kBug}) {
       findings.cause = Told(kind, 1, "rank 1, instruction 3 (F s0 m0): injected");
       CHECK(Report(findings) ==
             "error: rank 1, instruction 3 (F s0 m0): injected\n"
@@ -85,10 +78,10 @@ TEST_SUITE("unit") {
           "    than rank 1\n"
           "  rank 0  a since 0.0 s\n"
           "  rank 1  b since 1.0 s\n");
-    findings.cause = ToldOf(0, 1);
+    findings.cause = Seen(1);
     findings.later = {Told(FaultKind::kError, 1, "two\nlines")};
     CHECK(Report(findings) ==
-          "error: rank 1 was lost: its connection closed, as rank 0 saw it\n"
+          "error: rank 1 was lost: its connection closed\n"
           "  rank 0  a since 0.0 s\n"
           "  rank 1  b since 1.0 s\n"
           "  then    rank 1: two\n"
@@ -186,7 +179,6 @@ TEST_SUITE("unit") {
         {{error}, 0, false},
         {{signal}, 0, true},
         {{lost_peer}, 0, true},
-        {{ToldOf(1, 2)}, 0, true},
         {{bug}, 0, false},
         {{Seen(2)}, 0, false},
         {{signal, Seen(2)}, 1, false},

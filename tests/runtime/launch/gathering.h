@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "runtime/launch/meeting.h"
-#include "runtime/transport/socket.h"
+#include "runtime/launch/socket.h"
 #include "tests/support/sanitized.h"
 
 namespace contraflow {
@@ -25,7 +25,7 @@ constexpr int kBrief = kSanitized ? 6'000 : 3'000, kPlenty = 120'000;
 
 /// The points of `size` processes with one secret; rank 0 takes any free port of the loopback
 /// address.
-std::vector<MeetingPoint> Points(int size, bool mesh, int timeout_ms = kPlenty);
+std::vector<MeetingPoint> Points(int size, int timeout_ms = kPlenty);
 
 /// Calls Meet for each point, in a thread for each. Those whose address has port 0 get that of the
 /// rank 0 among them; they begin once that one listens, or has failed, and `listening`, in a thread
@@ -33,10 +33,10 @@ std::vector<MeetingPoint> Points(int size, bool mesh, int timeout_ms = kPlenty);
 std::vector<Attendance> Gather(const std::vector<MeetingPoint>& points,
                                const std::function<void(const Address&)>& listening = nullptr);
 
-/// Checks that all of them have met: that every connection is there that should be, and no other,
-/// and joins the two that it says.
-void CheckMet(std::vector<Attendance>& all, bool mesh);
-inline void CheckMet(std::vector<Attendance>&& all, bool mesh) { CheckMet(all, mesh); }
+/// Checks that all of them have met: rank 0 has a connection to each other one, and no other
+/// exists.
+void CheckMet(std::vector<Attendance>& all);
+inline void CheckMet(std::vector<Attendance>&& all) { CheckMet(all); }
 
 /// A deadline for what should take no time, however busy the machine.
 Clock::time_point Soon();

@@ -52,11 +52,18 @@ bool OthersEnded(const LaunchedJob& job, int victim) {
   return true;
 }
 
-/// One report, of which this is the first line.
-void CheckOneReport(const LaunchedJob& job, const std::string& line) {
+/// So many reports, one where it is not said, with this beginning of their first line.
+void CheckReports(const LaunchedJob& job, const std::string& line, int count = 1) {
   const std::string all = Everything(job);
-  CHECK(CountOf(all, "contraflow-run: error: ") == 1);
-  CHECK(CountOf(all, "contraflow-run: error: " + line) == 1);
+  CHECK(CountOf(all, "contraflow-run: error: ") == count);
+  CHECK(CountOf(all, "contraflow-run: error: " + line) == count);
+}
+
+/// The reports of the loss of a rank: one, or a line of each other process where it is rank 0.
+void CheckLossReports(const LaunchedJob& job, int processes, int victim,
+                      const std::string& how = "") {
+  CheckReports(job, "rank " + std::to_string(victim) + " was lost: " + how,
+               victim == 0 ? processes - 1 : 1);
 }
 
 /// All have ended, not well, within the bound since `since`, and one report names the lost rank.
@@ -71,7 +78,7 @@ void CheckStopped(LaunchedJob& job, int victim, Clock::time_point since) {
     CHECK(SecondsBetween(since, job.ending(p).when) < kEndSeconds);
     if (p != victim) CHECK(job.ending(p).signal == 0);
   }
-  CheckOneReport(job, "rank " + std::to_string(victim) + " was lost: ");
+  CheckLossReports(job, job.processes(), victim);
   CHECK(job.Living().empty());
 }
 
@@ -227,7 +234,7 @@ TEST_SUITE("jobs") {
     const std::string story = job.Story();
     CAPTURE(story);
     CHECK(ended);
-    CheckOneReport(job, "member 1 rank 1 was lost: ");
+    CheckReports(job, "member 1 rank 1 was lost: ");
     for (int p = 0; p < 3; ++p) {
       CHECK(job.ending(p).code > 0);
       CHECK(SecondsBetween(killed, job.ending(p).when) < kEndSeconds);
@@ -289,10 +296,10 @@ TEST_SUITE("jobs") {
       // Either is true by then: it is silent, and nobody gets on.
       const std::string name = "rank " + std::to_string(victim), all = Everything(job);
       if (CountOf(all, "no rank has made progress for 4 s\n") > 0) {
-        CheckOneReport(job, "no rank has made progress for 4 s\n");
+        CheckReports(job, "no rank has made progress for 4 s\n");
         CHECK(CountOf(all, "\n  " + name + "  did not answer; ") == 1);
       } else {
-        CheckOneReport(job, name + " was lost: it was silent for 4 s");
+        CheckLossReports(job, job.processes(), victim, "it was silent for 4 s");
       }
       // It finds that it is alone, and ends too.
       job.Signal(victim, SIGCONT);
@@ -330,7 +337,7 @@ TEST_SUITE("jobs") {
       CHECK(ended);
       CHECK(job.ending(0).code > 0);
       CHECK(SecondsBetween(killed, job.ending(0).when) < kEndSeconds);
-      CheckOneReport(job, "rank " + std::to_string(victim) + " was lost: ");
+      CheckLossReports(job, trial.ranks, victim);
       CHECK(job.Living().empty());
       trial.CheckResumed(checkpoints, 1, JobStyle::kMpirun);
     }

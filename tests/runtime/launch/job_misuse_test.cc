@@ -286,7 +286,7 @@ TEST_SUITE("jobs") {
     spec.words_of.clear();
     spec.words = bench.Waiting(kBrief);
     spec.environment_of[1] = {{"CONTRAFLOW_SECRET", ""}};
-    CheckRefused(spec, "it has another secret, or another program uses the port", Voices::kSome);
+    CheckRefused(spec, "does not know the secret of this job", Voices::kSome);
 
     spec.environment = {{"MASTER_ADDR", "192.0.2.1"}};  // of nobody
     spec.environment_of.clear();
@@ -334,7 +334,7 @@ TEST_SUITE("jobs") {
     CheckRefused(bench.Spec({"--transport", "threads"}),
                  "--transport threads: 2 processes were launched", Voices::kSome);
     CheckRefused(bench.Spec({"--transport", "smoke"}), "--transport", Voices::kSome, 2);
-    CheckRefused(bench.Spec({"--transprot", "tcp"}), "did you mean \"--transport\"", Voices::kSome,
+    CheckRefused(bench.Spec({"--transprot", "shm"}), "did you mean \"--transport\"", Voices::kSome,
                  2);
   }
 }

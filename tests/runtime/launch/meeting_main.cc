@@ -1,6 +1,6 @@
 // One process of a meeting, for tests on several machines or network namespaces:
 //   meeting_main <rank> <size> <host> <port> <secret> <timeout in ms>
-// meets the others, exchanges a number with each, and prints where each is.
+// meets the others, exchanges a number over each connection, and prints where they lead.
 
 #include <cstdio>
 #include <cstdlib>
@@ -34,13 +34,13 @@ void Run(char** words) {
   point.address = {words[3], std::atoi(words[4])};
   point.secret = words[5];
   point.timeout = std::chrono::milliseconds(std::atoi(words[6]));
-  point.mesh = true;
   contraflow::Membership members = contraflow::Meet(point);
   std::string text = "met";
   for (int other = 0; other < point.size; ++other) {
     contraflow::Stream& stream = members.links[static_cast<size_t>(other)];
-    if (other != point.rank) Exchange(stream, point.rank, other);
-    text += " " + (other == point.rank ? "-" : contraflow::PeerAddress(stream.socket()).host);
+    if (!stream) continue;
+    Exchange(stream, point.rank, other);
+    text += " " + contraflow::PeerAddress(stream.socket()).host;
   }
   std::puts(text.c_str());
 }

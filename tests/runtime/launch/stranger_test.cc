@@ -33,24 +33,31 @@ std::string Noise(std::mt19937_64* random, size_t bytes) {
 
 /// The first words of a process, as bytes; by default of rank 1 of 2 that comes to the meeting.
 struct Hello {
-  uint32_t version = 3, purpose = 0;
-  int32_t from = 1, to = 0, size = 2, port = 1;
-  uint32_t mesh = 1;
+  uint32_t version = 4, purpose = 0;
+  int32_t from = 1, size = 2;
 
   std::string Bytes() const {
-    ByteWriter bytes;
-    std::string text = "CFMEET\r\n";
-    text += bytes.Put(version).Put(purpose).Put(from).Put(to).Put(size).Put(port).Put(mesh).Take();
-    const Digest job = Sha256("");
-    return text + std::string(job.begin(), job.end());
+    return "CFMEET\r\n" + ByteWriter()
+                              .Put(version)
+                              .Put(purpose)
+                              .Put(from)
+                              .Put(size)
+                              .Put(Sha256(std::string_view()))
+                              .Put(Digest{})
+                              .Take();
   }
 };
 
-/// What the other side says to such a hello: its text, or "" where it closes silently.
-std::string Answer(const Address& at, const MeetingPoint& point, const std::string& hello) {
+/// Says the hello and proves to know the secret. Returns the text that the other side answers, or
+/// "" where it closes silently.
+std::string Answer(const Address& at, const std::string& secret, const std::string& hello) {
   try {
-    Stream stream = Stream::Connect(Connect(at, Soon()), point.secret, Soon());
-    stream.WriteAll(std::as_bytes(std::span(hello)), Soon());
+    const Socket socket = Connect(at, Soon());
+    SendText(socket, hello);
+    const Digest proof = HmacSha256(secret, "c" + hello + ReceiveText(socket, 40));
+    SendText(socket, std::string(proof.begin(), proof.end()));
+    (void)ReceiveText(socket, 32);
+    Stream stream{Socket(dup(socket.fd()))};
     const Said said = Hear(&stream, Soon());
     return said.word == Word::kFailed ? said.text : "welcome";
   } catch (const Error&) {
@@ -84,7 +91,7 @@ TEST_SUITE("unit") {
           say(hello + std::string(100'000, 'x'));
         }
       };
-      std::vector<MeetingPoint> points = Points(8, true);
+      std::vector<MeetingPoint> points = Points(8);
       for (MeetingPoint& point : points) {
         if (secret) continue;
         point.secret = "";
@@ -92,21 +99,19 @@ TEST_SUITE("unit") {
       }
       std::vector<Attendance> all = Gather(points, come);
       for (const Attendance& one : all) CHECK(one.seconds < kPlenty / 2000);
-      CheckMet(std::move(all), true);
+      CheckMet(std::move(all));
     }
   }
 
   TEST_CASE("strangers: more silent ones than there is room for") {
     std::vector<Socket> kept;
-    CheckMet(Gather(Points(2, false),
-                    [&](const Address& at) {
-                      for (int i = 0; i < 150; ++i) kept.push_back(Connect(at, Soon()));
-                    }),
-             false);
+    CheckMet(Gather(Points(2), [&](const Address& at) {
+      for (int i = 0; i < 150; ++i) kept.push_back(Connect(at, Soon()));
+    }));
   }
 
   TEST_CASE("strangers: who was sent away is named") {
-    std::vector<MeetingPoint> points = Points(2, false, kBrief);
+    std::vector<MeetingPoint> points = Points(2, kBrief);
     points[0].secret = "";
     points[0].user = geteuid();
     const std::vector<Attendance> all = Gather({points[0]}, [&](const Address& at) {
@@ -122,54 +127,52 @@ TEST_SUITE("unit") {
   }
 
   TEST_CASE("strangers: who knows the secret is let in for what fits only") {
-    const std::vector<MeetingPoint> points = Points(3, false);
-    CheckMet(Gather(points,
-                    [&](const Address& at) {
-                      const auto answer = [&](const Hello& hello) {
-                        return Answer(at, points[0], hello.Bytes());
-                      };
-                      const Hello good{.size = 3, .mesh = 0};
-                      Hello hello = good;
-                      hello.version = 1;
-                      CHECK(answer(hello) ==
-                            "one side speaks version 1 of the protocol, the other version 3; start "
-                            "the same program everywhere");
-                      hello = good;
-                      hello.from = 0;
-                      CHECK(Has(answer(hello), "rank 0 is here already, at "));
-                      hello = good;
-                      hello.size = 2;
-                      CHECK(Has(answer(hello), "rank 1 was started as one of 2 processes"));
-                      hello = good;
-                      hello.mesh = 1;
-                      CHECK(Has(answer(hello), "were told different transports"));
-                      hello = good;
-                      hello.to = 2;
-                      CHECK(answer(hello) == "rank 1 looks for rank 2 and found rank 0");
-                      for (const auto& [from, port, purpose] :
-                           {std::tuple(3, 1, 0), std::tuple(-1, 1, 0), std::tuple(1, 70'000, 0),
-                            std::tuple(1, 0, 0), std::tuple(1, 1, 7)}) {
-                        hello = good;
-                        hello.from = from;
-                        hello.port = port;
-                        hello.purpose = static_cast<uint32_t>(purpose);
-                        CHECK(answer(hello) == "");
-                      }
-                      hello = good;
-                      hello.purpose = static_cast<uint32_t>(Purpose::kAsk);
-                      CHECK(answer(hello) == "the job has not begun");
-                    }),
-             false);
+    const std::vector<MeetingPoint> points = Points(3);
+    CheckMet(Gather(points, [&](const Address& at) {
+      const auto answer = [&](const Hello& hello) {
+        return Answer(at, points[0].secret, hello.Bytes());
+      };
+      const Hello good{.size = 3};
+      Hello hello = good;
+      hello.version = 1;
+      CHECK(answer(hello) ==
+            "one side speaks version 1 of the protocol, the other version 4; start "
+            "the same program everywhere");
+      hello = good;
+      hello.from = 0;
+      CHECK(Has(answer(hello), "rank 0 is here already, at "));
+      hello = good;
+      hello.size = 2;
+      CHECK(Has(answer(hello), "rank 1 was started as one of 2 processes"));
+      for (const auto& [from, purpose] : {std::pair(3, 0), std::pair(-1, 0), std::pair(1, 7)}) {
+        hello = good;
+        hello.from = from;
+        hello.purpose = static_cast<uint32_t>(purpose);
+        CHECK(answer(hello) == "");
+      }
+      hello = good;
+      hello.purpose = static_cast<uint32_t>(Purpose::kAsk);
+      CHECK(answer(hello) == "the job has not begun");
+    }));
   }
 
   TEST_CASE("strangers: what a process says cannot be turned back to it") {
-    // Who relays what rank 1 says to rank 1's own door is not taken for rank 0.
-    const MeetingPoint point = Points(2, true)[1];
-    Door door({"127.0.0.1", 0}, point);
-    const Claim claim{Purpose::kMeet, 1, 0, 2, 80, true};
-    CHECK(Failure([&] {
-            Greet(Connect(door.address(), Soon()), claim, point, "rank 0", Soon());
-          }) == "rank 1 looks for rank 0 and found rank 1");
+    // Whoever answers a guest with the guest's own words is not taken for rank 0.
+    const Socket listener = Listen({"127.0.0.1", 0});
+    std::jthread mirror([&] {
+      Socket socket;
+      while (!socket) socket = Accept(listener);
+      const std::string hello = ReceiveText(socket, 88);
+      SendText(socket, hello.substr(0, 8) + hello.substr(56));
+      SendText(socket, ReceiveText(socket, 32));
+      (void)ReceiveRest(socket);
+    });
+    const MeetingPoint point = Points(2)[1];
+    CHECK(Has(Failure([&] {
+                Greet(Connect(LocalAddress(listener), Soon()), {Purpose::kMeet, 1, 2}, point,
+                      "rank 0", Soon());
+              }),
+              "what answers as rank 0 does not know the secret of this job"));
   }
 
   TEST_CASE("strangers: without a secret only processes of the same user") {
@@ -182,13 +185,13 @@ TEST_SUITE("unit") {
       CHECK(PeerUser(near) == geteuid());
       CHECK(PeerUser(far) == geteuid());
     }
-    std::vector<MeetingPoint> points = Points(2, true);
+    std::vector<MeetingPoint> points = Points(2);
     for (MeetingPoint& point : points) {
       point.secret = "";
       point.user = geteuid();
       point.job = "17";
     }
-    CheckMet(Gather(points), true);
+    CheckMet(Gather(points));
     const auto failure_at = [&](const Door& door) {
       points[1].address = door.address();
       return Failure([&] { Meet(points[1]); });
@@ -215,43 +218,40 @@ TEST_SUITE("unit") {
   }
 
   TEST_CASE("strangers: random bytes on connections") {
-    std::vector<MeetingPoint> points = Points(2, true);
+    std::vector<MeetingPoint> points = Points(2);
     for (MeetingPoint& point : points) {
       point.secret = "";
       point.user = geteuid();
     }
-    CheckMet(Gather(points,
-                    [&](const Address& at) {
-                      std::mt19937_64 random(3);
-                      for (int round = 0; round < 300; ++round) {
-                        const Socket socket = Connect(at, Soon());
-                        // Never one that is let in.
-                        std::string bytes = Hello{.to = 1}.Bytes() + Noise(&random, random() % 100);
-                        for (uint64_t edits = random() % 8; edits > 0; --edits) {
-                          const size_t place = random() % bytes.size();
-                          if (place < 20 || place >= 24) bytes[place] = static_cast<char>(random());
-                        }
-                        bytes.resize(random() % (bytes.size() + 1));
-                        try {
-                          // In pieces, as they come over slow lines.
-                          for (std::string_view rest = bytes; !rest.empty();) {
-                            const size_t piece = std::min<size_t>(rest.size(), 1 + random() % 60);
-                            SendText(socket, std::string(rest.substr(0, piece)));
-                            rest.remove_prefix(piece);
-                          }
-                        } catch (const Error&) {
-                          // It was sent away.
-                        }
-                      }
-                    }),
-             true);
+    CheckMet(Gather(points, [&](const Address& at) {
+      std::mt19937_64 random(3);
+      for (int round = 0; round < 300; ++round) {
+        const Socket socket = Connect(at, Soon());
+        // Never one that is let in.
+        std::string bytes = Hello{}.Bytes() + Noise(&random, random() % 100);
+        for (uint64_t edits = random() % 8; edits > 0; --edits) {
+          bytes[random() % bytes.size()] = static_cast<char>(random());
+        }
+        bytes.resize(random() % (bytes.size() + 1));
+        try {
+          // In pieces, as they come over slow lines.
+          for (std::string_view rest = bytes; !rest.empty();) {
+            const size_t piece = std::min<size_t>(rest.size(), 1 + random() % 60);
+            SendText(socket, std::string(rest.substr(0, piece)));
+            rest.remove_prefix(piece);
+          }
+        } catch (const Error&) {
+          // It was sent away.
+        }
+      }
+    }));
   }
 
 // Without descriptors the check of dynamic types, which opens a pipe to look at memory, takes every
 // object for none.
 #ifndef __SANITIZE_ADDRESS__
   TEST_CASE("strangers: when the system has no more descriptors") {
-    const MeetingPoint point = Points(2, false)[0];
+    const MeetingPoint point = Points(2)[0];
     Door door({"127.0.0.1", 0}, point);
     std::vector<Socket> kept;
     for (int i = 0; i < 20; ++i) kept.push_back(Connect(door.address(), Soon()));
@@ -262,14 +262,14 @@ TEST_SUITE("unit") {
     less.rlim_cur = static_cast<rlim_t>(Socket(dup(honest.fd())).fd()) + 8;
     REQUIRE(setrlimit(RLIMIT_NOFILE, &less) == 0);
     // The honest one comes last.
-    const Claim claim{Purpose::kMeet, 1, 0, 2, 80, false};
+    const Claim claim{Purpose::kMeet, 1, 2};
     const std::string failure =
         Failure([&] { Greet(std::move(honest), claim, point, "rank 0", Soon()); });
     const auto visitor = door.Next(Soon());
     REQUIRE(setrlimit(RLIMIT_NOFILE, &before) == 0);
     CHECK(failure == "accepted");
     REQUIRE(visitor.has_value());
-    CHECK(visitor->claim.port == 80);
+    CHECK(visitor->claim.from == 1);
   }
 #endif
 }

@@ -20,13 +20,11 @@ std::vector<Membership> JoinWatch(int size) {
     member.size = size;
     member.links.resize(static_cast<size_t>(size));
   }
-  for (size_t hub = 0; hub < std::min<size_t>(2, members.size()); ++hub) {
-    for (size_t p = hub + 1; p < members.size(); ++p) {
-      int fds[2];
-      CF_ASSERT(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds) == 0);
-      members[hub].links[p] = Stream(Socket(fds[0]));
-      members[p].links[hub] = Stream(Socket(fds[1]));
-    }
+  for (size_t p = 1; p < members.size(); ++p) {
+    int fds[2];
+    CF_ASSERT(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds) == 0);
+    members[0].links[p] = Stream(Socket(fds[0]));
+    members[p].links[0] = Stream(Socket(fds[1]));
   }
   return members;
 }
@@ -134,19 +132,14 @@ void WaitForStop(Control& control) {
 }
 
 void SendTalk(Stream& stream, uint8_t channel, const std::string& bytes) {
-  Frame frame;
-  frame.kind = Frame::kTalk;
-  frame.channel = channel;
-  frame.bytes = bytes.size();
+  const Frame frame{channel, Frame::kWhole, 0, static_cast<uint32_t>(bytes.size())};
   const Clock::time_point deadline = Clock::now() + std::chrono::seconds(120);
   stream.WriteAll(std::as_bytes(std::span(&frame, 1)), deadline);
   stream.WriteAll(std::as_bytes(std::span(bytes)), deadline);
 }
 
 std::string BytesOf(const Fault& fault) {
-  ByteWriter bytes;
-  bytes.Put(fault.kind).Put(int32_t{fault.process}).Put(int32_t{fault.about});
-  return bytes.Put(uint8_t{fault.seen}).PutText(fault.text).Take();
+  return ByteWriter().Put(fault.kind).Put(int32_t{fault.process}).PutText(fault.text).Take();
 }
 
 std::string FirstLine(const std::string& text) { return text.substr(0, text.find('\n')); }

@@ -13,8 +13,7 @@
 
 namespace contraflow {
 
-/// The memberships of a job whose processes are in this one: hubs and everyone are joined by
-/// socket pairs.
+/// The memberships of a job whose processes are in this one: socket pairs join them to the first.
 std::vector<Membership> JoinWatch(int size);
 
 /// With a bound so long that each share of it is enough for what is to happen in it, however busy

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "runtime/transport/thread_transport.h"
-#include "tests/runtime/transport/tcp_network.h"
+#include "tests/runtime/transport/process_network.h"
 #include "tests/support/failure.h"
 
 namespace contraflow::all_to_all_test {
@@ -60,7 +60,7 @@ bool GetsItsParts(Network& network, Device device, int members, int rounds) {
 
 TEST_SUITE("unit") {
   TEST_CASE_TEMPLATE("all-to-all: every member gets its part and groups are apart", Network,
-                     ThreadNetwork, TcpNetwork, TlsNetwork) {
+                     ThreadNetwork, ProcessNetwork) {
     constexpr int kReplicas = 2, kMembers = 3, kRanks = 2;
     Network network(kRanks, kReplicas, kMembers, {});
     std::vector<char> right(kReplicas * kMembers * kRanks, 0);
@@ -77,7 +77,7 @@ TEST_SUITE("unit") {
   }
 
   TEST_CASE_TEMPLATE("all-to-all: members at different instructions are told apart", Network,
-                     ThreadNetwork, TcpNetwork) {
+                     ThreadNetwork, ProcessNetwork) {
     for (const char* other : {"COMBINE_F s0 l0 m0", "DISPATCH_F s1 l0 m0", "DISPATCH_F s0 l1 m0",
                               "DISPATCH_F s0 l0 m1"}) {
       Network network(2, 1, 2, {.strict = false, .timeout = Milliseconds(60'000)});
@@ -112,7 +112,7 @@ TEST_SUITE("unit") {
 
   TEST_CASE_TEMPLATE(
       "all-to-all: a part of another size than is expected is an error where it arrives", Network,
-      ThreadNetwork, TcpNetwork) {
+      ThreadNetwork, ProcessNetwork) {
     Network network(1, 1, 3, {});
     std::string failures[3];
     Parts got(3);
@@ -145,7 +145,7 @@ TEST_SUITE("unit") {
           "COMBINE_F s0 l0 m0: an expert group of 3 cannot exchange 2 and 3 parts");
   }
 
-  TEST_CASE_TEMPLATE("all-to-all: abort ends it", Network, ThreadNetwork, TcpNetwork) {
+  TEST_CASE_TEMPLATE("all-to-all: abort ends it", Network, ThreadNetwork, ProcessNetwork) {
     Network network(2, 1, 2, {.strict = false, .timeout = Milliseconds(60'000)});
     std::string failure;
     {

@@ -16,7 +16,7 @@
 #include "compiler/plan/error.h"
 #include "runtime/core/executor.h"
 #include "runtime/core/run.h"
-#include "runtime/transport/tcp_wire.h"
+#include "runtime/transport/shm_wire.h"
 #include "runtime/transport/wire_transport.h"
 #include "tests/runtime/core/faulty_transport.h"
 #include "tests/runtime/launch/watched_job.h"
@@ -114,14 +114,15 @@ Outcome RunProcesses(const Case& one, CallFault fault) {
            (at.process < 0 ? "" : ", waits for " + options.name(at.process));
   };
   WatchedJob job(processes, options);
-  std::vector<std::unique_ptr<TcpWire>> wires;
+  const SharedMemory memory(processes, 4096);
+  std::vector<std::unique_ptr<ShmWire>> wires;
   for (int p = 0; p < processes; ++p) {
-    wires.push_back(std::make_unique<TcpWire>(job.control(p).links(), options.name));
+    wires.push_back(std::make_unique<ShmWire>(memory, p, options.name));
   }
   job.Run([&](int process, Control& control, Progress& progress) {
     const Device device = order.DeviceOf(process);
     FakeBackend& backend = backends[DeviceNumber(one.plan, device)];
-    TcpWire& wire = *wires[static_cast<size_t>(process)];
+    ShmWire& wire = *wires[static_cast<size_t>(process)];
     FaultyWire faulty_wire(&wire, &fault);
     const bool in_wire = process == victim && one.at == At::kWire;
     WireTransport inner(one.plan, order, in_wire ? static_cast<Wire&>(faulty_wire) : wire,

@@ -17,7 +17,7 @@
 #include "runtime/launch/threaded_run.h"
 #include "schedules/registry.h"
 #include "tests/runtime/transport/parcel.h"
-#include "tests/runtime/transport/tcp_network.h"
+#include "tests/runtime/transport/process_network.h"
 #include "tests/support/failure.h"
 #include "tests/support/run_support.h"
 #include "tests/support/support.h"
@@ -38,7 +38,7 @@ std::string Difference(const Plan& plan, const Model& model, bool strict, std::s
                        int steps = 2) {
   const Dataset dataset = SmallDataset();
   ThreadedRun threads(plan, model, dataset, 7, {.strict = strict});
-  TcpNetwork network(plan, {.strict = strict}, order);
+  ProcessNetwork network(plan, {.strict = strict}, order);
   std::vector<std::unique_ptr<HostBackend>> backends;
   std::vector<Worker> workers;
   for (const Device device : AllDevices(plan)) {
@@ -158,7 +158,7 @@ TEST_SUITE("unit") {
   }
 
   TEST_CASE("wire transport: a message takes from its label to its bytes") {
-    TcpNetwork network(2, 1, 1, {});
+    ProcessNetwork network(2, 1, 1, {});
     Parcel receive("RECV_F s1 m0 from=0", {0}), send("SEND_F s0 m0 to=1", {7});
     const Clock::time_point before = Clock::now();
     Post(network.At({0, 0, 1}), receive);
@@ -177,7 +177,7 @@ TEST_SUITE("unit") {
 
   TEST_CASE("wire transport: a process says whom it waits for and for what") {
     const Plan plan = TwoRankPlan(2);
-    TcpNetwork network(plan, {});
+    ProcessNetwork network(plan, {});
     const auto waits_for = [&](Device device, int process, int64_t instruction, const auto& wait) {
       const Progress& progress = network.ProgressOf(device);
       std::string failure;
@@ -210,7 +210,7 @@ TEST_SUITE("unit") {
   }
 
   TEST_CASE("wire transport: nobody is waited for once it is there") {
-    TcpNetwork network(2, 1, 1, {});
+    ProcessNetwork network(2, 1, 1, {});
     Parcel receive("RECV_F s1 m0 from=0", {0}), send("SEND_F s0 m0 to=1", {7});
     Post(network.At({0, 0, 1}), receive);
     const uint64_t moves = network.ProgressOf({0, 0, 1}).Read().moves;
@@ -225,7 +225,7 @@ TEST_SUITE("unit") {
   }
 
   TEST_CASE("wire transport: the time of a sum is when the last one came") {
-    TcpNetwork network(1, 3, 1, {});
+    ProcessNetwork network(1, 3, 1, {});
     const int holders[] = {0};
     Clock::time_point came[3], returned[3], last;
     {
@@ -250,7 +250,7 @@ TEST_SUITE("unit") {
   }
 
   TEST_CASE("wire transport: holders that reduce in another order are told apart") {
-    TcpNetwork network(1, 2, 1, {});
+    ProcessNetwork network(1, 2, 1, {});
     std::string failures[2];
     {
       std::vector<std::jthread> threads;
@@ -275,7 +275,7 @@ TEST_SUITE("unit") {
   }
 
   TEST_CASE_TEMPLATE("wire transport: sums of any size and number of parts", Network, ThreadNetwork,
-                     TcpNetwork) {
+                     ProcessNetwork) {
     // Numbers whose sum depends on the order, in sizes with and without a share for everybody.
     for (const int replicas : {2, 3, 5}) {
       for (const size_t size : {size_t{0}, size_t{1}, size_t{3}, size_t{1025}, size_t{5000}}) {
@@ -306,27 +306,6 @@ TEST_SUITE("unit") {
         for (const std::vector<float>& sum : values) CHECK(SameBits(sum, expected));
       }
     }
-  }
-
-  TEST_CASE("wire transport: a process that is lost ends the calls that need it") {
-    TcpNetwork network(3, 1, 1, {});
-    Parcel from_lost("RECV_F s1 m0 from=0", {0}), from_other("RECV_F s2 m1 from=1", {0});
-    Parcel other("SEND_F s1 m1 to=2", {5});
-    Post(network.At({0, 0, 2}), from_other);
-    std::jthread ends([&] {
-      while (network.ProgressOf({0, 0, 2}).Read().process != 1) std::this_thread::yield();
-      network.End({0, 0, 0});
-      Post(network.At({0, 0, 1}), other);
-      network.At({0, 0, 1}).Wait(other.transfer);
-    });
-    // What is under way with others goes on.
-    network.At({0, 0, 2}).Wait(from_other.transfer);
-    CHECK(from_other.numbers == std::vector<float>{5});
-    ends.join();
-    CHECK(Failure([&] {
-            Post(network.At({0, 0, 2}), from_lost);
-            network.At({0, 0, 2}).Wait(from_lost.transfer);
-          }) == "lost the connection to process 0: it was closed at the other end");
   }
 }
 

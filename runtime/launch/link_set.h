@@ -3,17 +3,15 @@
 #include <poll.h>
 
 #include <condition_variable>
-#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <mutex>
-#include <span>
 #include <string>
 #include <thread>
 #include <vector>
 
-#include "runtime/transport/link.h"
+#include "runtime/launch/link.h"
 
 namespace contraflow {
 
@@ -23,38 +21,35 @@ class LinkSet {
  public:
   using Lock = std::unique_lock<std::mutex>;
 
-  /// Who the thread works for, with the mutex held except for fd.
+  /// Whom the thread works for, with the mutex held except for fd.
   class Watcher {
    public:
     virtual ~Watcher() = default;
 
     /// Wakes the thread when it can be read, until OnTurn has read it.
     virtual int fd() const = 0;
-    /// A message of the watch, whole.
+    /// Takes a message, whole.
     virtual void OnTalk(int process, uint8_t channel, std::string bytes) = 0;
     /// Called every time the thread has looked around; returns when it is to look again at the
     /// latest. May release the mutex meanwhile.
     virtual Clock::time_point OnTurn(Lock& lock) = 0;
   };
-  /// By process; none to this one itself and to those that it has no connection to.
+  /// `streams` by process; none to this one itself and to those that it has no connection to.
   LinkSet(int self, std::vector<Stream> streams);
   LinkSet(const LinkSet&) = delete;
   ~LinkSet();
 
-  /// The watcher may be null and must outlive it. Throws Error where the system has no room for a
-  /// thread.
+  /// The watcher must outlive the thread. Throws Error where the system has no room for one.
   void Start(Watcher* watcher);
   /// Ends the thread, which writes what is left, for a second at most.
   void Stop();
 
   int self() const { return self_; }
   int size() const { return static_cast<int>(links_.size()); }
-  /// Guards everything below, and what the watcher and the tensors are.
+  /// Guards everything below, and the state of the watcher.
   std::mutex& mutex() { return mutex_; }
-  /// Notified when an event may have ended what a main thread waits for; how many there were.
+  /// Notified when something came that a main thread may wait for.
   std::condition_variable& changed() { return changed_; }
-  uint64_t events() const { return events_; }
-  void Note() { ++events_; }
 
   /// Null to itself and to those that it has no connection to.
   Link* At(int process) const { return links_[static_cast<size_t>(process)].get(); }
@@ -63,8 +58,6 @@ class LinkSet {
   void Flush(int process);
   /// Has the thread look around.
   void Wake() const { Ring(bell_); }
-  /// Of all connections; called with the mutex held.
-  void SetTensors(Link::Tensors* tensors);
 
  private:
   void Run();
@@ -76,7 +69,6 @@ class LinkSet {
   const Socket bell_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  uint64_t events_ = 0;
   bool over_ = false;
   Clock::time_point flush_until_{};  // once it is over
   std::thread thread_;

@@ -1,4 +1,4 @@
-#include "runtime/transport/socket.h"
+#include "runtime/launch/socket.h"
 
 #include <arpa/inet.h>
 #include <linux/inet_diag.h>

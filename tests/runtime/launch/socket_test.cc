@@ -1,4 +1,4 @@
-#include "runtime/transport/socket.h"
+#include "runtime/launch/socket.h"
 
 #include <doctest/doctest.h>
 #include <fcntl.h>

@@ -1,7 +1,6 @@
-// The wire over TCP connections: what arrives, and in which order. Here the processes are threads,
-// joined by socket pairs, plain or with a secret.
+// The wire over shared memory: order, sizes and labels. The processes are threads here.
 
-#include "runtime/transport/tcp_wire.h"
+#include "runtime/transport/shm_wire.h"
 
 #include <doctest/doctest.h>
 
@@ -12,16 +11,16 @@
 #include <thread>
 #include <vector>
 
-#include "tests/runtime/transport/tcp_wires.h"
+#include "tests/runtime/transport/shm_wires.h"
 
-namespace contraflow::tcp_wire_test {
+namespace contraflow::shm_wire_test {
 namespace {
 
 TEST_SUITE("unit") {
-  TEST_CASE("tcp wire: a message of every size arrives with its label") {
-    auto wires = Wires(2, "", true);
-    for (const size_t size : {size_t{0}, size_t{1}, size_t{39}, size_t{1960}, size_t{2000},
-                              size_t{262144}, size_t{262145}, size_t{3000000}}) {
+  TEST_CASE("shm wire: a message of every size arrives with its label") {
+    ShmWires wires(2);
+    for (const size_t size : {size_t{0}, size_t{1}, size_t{39}, size_t{4055}, size_t{4056},
+                              size_t{4057}, size_t{8192}, size_t{3000000}}) {
       CAPTURE(size);
       const Bytes sent = Pattern(size, size);
       Bytes got(size);
@@ -29,7 +28,7 @@ TEST_SUITE("unit") {
       const Clock::time_point before = Clock::now();
       const int send = wires[0]->Send(Channel::kExperts, 1, label, sent);
       const int receive = wires[1]->Receive(Channel::kExperts, 0, got);
-      const Wire::Status status = Await(*wires[1], receive);
+      const Wire::Status status = AwaitBoth(*wires[0], send, *wires[1], receive);
       CHECK(status.label.instruction.op == Op::COMBINE_B);
       CHECK(status.label.instruction.stage == 3);
       CHECK(status.label.instruction.layer == 4);
@@ -38,16 +37,15 @@ TEST_SUITE("unit") {
       CHECK(status.label.bytes == size);
       CHECK(status.begun >= before);
       CHECK(status.begun <= Clock::now());
-      Await(*wires[0], send);
       CHECK(got == sent);
     }
   }
 
-  TEST_CASE("tcp wire: messages of a channel are taken in order and channels are apart") {
+  TEST_CASE("shm wire: messages of a channel are taken in order and channels are apart") {
     constexpr int kMessages = 150;
     for (const uint32_t seed : {1u, 2u, 3u}) {
       CAPTURE(seed);
-      auto wires = Wires(3, seed == 2 ? "secret" : "");
+      ShmWires wires(3, size_t{4096} << seed);
       // Every process sends everybody messages of random sizes on random channels, each with its
       // number on the channel, and receives them in an order of its own.
       const auto size_of = [&](int from, int to, int channel, int number) {
@@ -106,8 +104,8 @@ TEST_SUITE("unit") {
     }
   }
 
-  TEST_CASE("tcp wire: a send is done only once its receive has begun") {
-    auto wires = Wires(2);
+  TEST_CASE("shm wire: a send is done only once its receive has begun") {
+    ShmWires wires(2);
     for (const size_t size : {size_t{0}, size_t{4}}) {
       Bytes sent(size), got(size);
       const int send = wires[0]->Send(Channel::kSums, 1, LabelOf(0, size), sent);
@@ -120,8 +118,8 @@ TEST_SUITE("unit") {
     }
   }
 
-  TEST_CASE("tcp wire: a large message does not hold up those behind it") {
-    auto wires = Wires(2);
+  TEST_CASE("shm wire: a large message does not hold up those behind it") {
+    ShmWires wires(2);
     const Bytes large = Pattern(size_t{32} << 20, 1), small = Pattern(100, 2);
     Bytes got_large(large.size()), got_small(small.size());
     // Nobody takes the first for now, or it is long on its way.
@@ -135,16 +133,15 @@ TEST_SUITE("unit") {
       Await(*wires[0], b);
       CHECK(got_small == small);
       if (!taken) in = wires[1]->Receive(Channel::kMessages, 0, got_large);
-      Await(*wires[1], in);
-      Await(*wires[0], a);
+      AwaitBoth(*wires[0], a, *wires[1], in);
       CHECK(got_large == large);
       std::fill(got_large.begin(), got_large.end(), std::byte{0});
       std::fill(got_small.begin(), got_small.end(), std::byte{0});
     }
   }
 
-  TEST_CASE("tcp wire: a message of another size is refused and the next one is not") {
-    auto wires = Wires(2);
+  TEST_CASE("shm wire: a message of another size is refused and the next one is not") {
+    ShmWires wires(2);
     Bytes sent(8, std::byte{1}), got(4);
     for (const bool receive_first : {false, true}) {
       int send = -1, receive = -1;
@@ -169,4 +166,4 @@ TEST_SUITE("unit") {
 }
 
 }  // namespace
-}  // namespace contraflow::tcp_wire_test
+}  // namespace contraflow::shm_wire_test

@@ -1,4 +1,4 @@
-#include "runtime/transport/link_set.h"
+#include "runtime/launch/link_set.h"
 
 #include <algorithm>
 #include <csignal>
@@ -31,14 +31,12 @@ std::thread StartQuietly(const std::string& what, std::function<void()> work) {
 
 LinkSet::LinkSet(int self, std::vector<Stream> streams)
     : self_(self), links_(streams.size()), bell_(NewBell()) {
-  const auto talk = [this](int process, uint8_t channel, std::string bytes) {
-    if (watcher_ == nullptr) throw Error("it sent something that is not a message of this job");
-    ++events_;
+  const auto take = [this](int process, uint8_t channel, std::string bytes) {
     watcher_->OnTalk(process, channel, std::move(bytes));
   };
   for (size_t p = 0; p < streams.size(); ++p) {
     if (!streams[p]) continue;
-    links_[p] = std::make_unique<Link>(static_cast<int>(p), std::move(streams[p]), talk);
+    links_[p] = std::make_unique<Link>(static_cast<int>(p), std::move(streams[p]), take);
   }
 }
 
@@ -72,12 +70,6 @@ void LinkSet::Flush(int process) {
   if (link->writes() || !link->open()) Wake();
 }
 
-void LinkSet::SetTensors(Link::Tensors* tensors) {
-  for (const auto& link : links_) {
-    if (link != nullptr) link->SetTensors(tensors);
-  }
-}
-
 /// What to wait for on each connection. Returns whether something is to be written.
 bool LinkSet::Prepare(std::vector<pollfd>* polled) const {
   bool writes = false;
@@ -89,7 +81,7 @@ bool LinkSet::Prepare(std::vector<pollfd>* polled) const {
     (*polled)[p] = {open ? link->fd() : -1, static_cast<short>(out ? POLLIN | POLLOUT : POLLIN), 0};
   }
   (*polled)[links_.size()] = {bell_.fd(), POLLIN, 0};
-  (*polled)[links_.size() + 1] = {watcher_ == nullptr ? -1 : watcher_->fd(), POLLIN, 0};
+  (*polled)[links_.size() + 1] = {watcher_->fd(), POLLIN, 0};
   return writes;
 }
 
@@ -100,32 +92,28 @@ void LinkSet::Run() {
   for (;;) {
     const bool writes = Prepare(&polled);
     if (over_ && (!writes || Clock::now() >= flush_until_)) return;
-    const bool more = std::any_of(links_.begin(), links_.end(), [](const auto& link) {
-      return link != nullptr && link->open() && link->buffered();
-    });
     if (over_) next = flush_until_;
-    if (!over_ && watcher_ == nullptr) next = Clock::now() + std::chrono::seconds(1);
     const auto wait = std::chrono::ceil<std::chrono::milliseconds>(next - Clock::now()).count();
-    const int ms = more ? 0 : static_cast<int>(std::clamp<int64_t>(wait, 0, 1'000));
     lock.unlock();
-    const int ready = poll(polled.data(), static_cast<nfds_t>(polled.size()), ms);
+    const int ready = poll(polled.data(), static_cast<nfds_t>(polled.size()),
+                           static_cast<int>(std::clamp<int64_t>(wait, 0, 1'000)));
     if (ready > 0 && polled[links_.size()].revents != 0) Hush(bell_);
     lock.lock();
     for (size_t p = 0; p < links_.size(); ++p) {
       Link* const link = links_[p].get();
       if (link == nullptr || !link->open()) continue;
       const int events = ready > 0 ? polled[p].revents : 0;
-      if (events == 0 && !link->buffered() && !link->writes()) continue;
-      const uint64_t before = events_;
-      if ((events & ~POLLOUT) != 0 || link->buffered()) link->Read();
+      if (events == 0 && !link->writes()) continue;
+      if ((events & ~POLLOUT) != 0) {
+        link->Read();
+        changed_.notify_all();
+      }
       link->Write();
-      if (!link->open()) ++events_;
-      if (events_ != before) changed_.notify_all();
       // The main thread has its turn between those of two connections.
       lock.unlock();
       lock.lock();
     }
-    if (watcher_ != nullptr && !over_) next = watcher_->OnTurn(lock);
+    if (!over_) next = watcher_->OnTurn(lock);
   }
 }
 

@@ -1,0 +1,203 @@
+// The memory is an anonymous file, which others open through the process that has made it. A file
+// of /dev/shm would stay after a kill, and containers give it 64 MB.
+
+#include "runtime/transport/shared_memory.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <bit>
+#include <boost/date_time/posix_time/posix_time_types.hpp>
+#include <boost/interprocess/file_mapping.hpp>
+#include <boost/interprocess/mapped_region.hpp>
+#include <boost/interprocess/sync/interprocess_semaphore.hpp>
+#include <cerrno>
+#include <cstring>
+#include <new>
+#include <random>
+
+#include "compiler/plan/error.h"
+#include "runtime/core/bytes.h"
+
+namespace contraflow {
+namespace {
+
+namespace ipc = boost::interprocess;
+
+constexpr size_t kPage = 4096;
+constexpr size_t kLeastRing = size_t{16} << 10, kMostRing = size_t{1} << 20;
+constexpr size_t kMostOfAll = size_t{1} << 30;
+constexpr int kMostProcesses = 1024;
+
+size_t WholePages(size_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
+
+void RequireProcesses(int processes) {
+  if (processes <= kMostProcesses) return;
+  throw Error(std::to_string(processes) +
+              " processes of one machine cannot share memory; the most are " +
+              std::to_string(kMostProcesses));
+}
+
+}  // namespace
+
+struct SharedMemory::Mapping {
+  ipc::mapped_region region;
+};
+
+/// Tells the memory of this job from any other.
+struct SharedMemory::Head {
+  uint64_t key[2];
+  uint64_t processes, ring_bytes;
+
+  bool operator==(const Head&) const = default;
+};
+
+struct alignas(128) SharedMemory::Bell {
+  std::atomic<uint32_t> asleep{0};
+  ipc::interprocess_semaphore rung{0};
+};
+
+namespace {
+
+/// Where the parts lie, in this order: head, bells, rings, their bytes.
+struct Layout {
+  Layout(size_t processes, size_t ring_bytes, size_t bell, size_t ring)
+      : rings(WholePages(kPage + processes * bell)),
+        bytes(WholePages(rings + processes * processes * Wire::kChannels * ring)),
+        end(bytes + processes * processes * Wire::kChannels * ring_bytes) {}
+
+  size_t bells = kPage, rings, bytes, end;
+};
+
+}  // namespace
+
+size_t SharedMemory::RingBytes(int processes) {
+  const auto rings = static_cast<size_t>(processes) * static_cast<size_t>(processes) *
+                     static_cast<size_t>(Wire::kChannels);
+  return std::clamp(std::bit_floor(kMostOfAll / std::max<size_t>(1, rings)), kLeastRing, kMostRing);
+}
+
+SharedMemory::SharedMemory(int processes, size_t ring_bytes)
+    : processes_(processes), ring_bytes_(ring_bytes), mapping_(std::make_unique<Mapping>()) {
+  static_assert(std::atomic<uint64_t>::is_always_lock_free, "shared between processes");
+  CF_ASSERT(processes >= 1 && std::has_single_bit(ring_bytes) && ring_bytes >= kPage);
+  RequireProcesses(processes);
+  const auto count = static_cast<size_t>(processes);
+  const Layout layout(count, ring_bytes, sizeof(Bell), sizeof(Ring));
+  const auto refused = [](const char* reason) {
+    return Error(std::string("no memory for the processes of this job to share: ") + reason);
+  };
+  file_ = memfd_create("contraflow", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+  if (file_ < 0) throw refused(std::strerror(errno));
+  // No process may cut off what the others have mapped.
+  if (ftruncate(file_, static_cast<off_t>(layout.end)) != 0 ||
+      fcntl(file_, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
+    const Error error = refused(std::strerror(errno));
+    close(file_);
+    throw error;
+  }
+  try {
+    const std::string path = "/proc/self/fd/" + std::to_string(file_);
+    mapping_->region = ipc::mapped_region(ipc::file_mapping(path.c_str(), ipc::read_write),
+                                          ipc::read_write, 0, layout.end);
+  } catch (const ipc::interprocess_exception& error) {
+    close(file_);
+    throw refused(error.what());
+  }
+  std::random_device random;
+  const auto key = [&] { return uint64_t{random()} << 32 | random(); };
+  *static_cast<Head*>(mapping_->region.get_address()) = {{key(), key()}, count, ring_bytes};
+  // Rings are zeros, as the file is.
+  for (int p = 0; p < processes; ++p) new (&BellOf(p)) Bell;
+}
+
+SharedMemory::SharedMemory(int processes, const std::string& invitation)
+    : processes_(processes), mapping_(std::make_unique<Mapping>()) {
+  RequireProcesses(processes);
+  ByteReader bytes(invitation, "the place of the shared memory is");
+  const auto process = bytes.Take<int32_t>();
+  const auto file = bytes.Take<int32_t>();
+  const Head head = bytes.Take<Head>();
+  bytes.RequireEnd();
+  if (head.processes != static_cast<uint64_t>(processes) || !std::has_single_bit(head.ring_bytes) ||
+      head.ring_bytes < kPage || head.ring_bytes > kMostOfAll) {
+    throw Error("rank 0 told of shared memory that is not that of this job");
+  }
+  ring_bytes_ = static_cast<size_t>(head.ring_bytes);
+  const Layout layout(static_cast<size_t>(processes), ring_bytes_, sizeof(Bell), sizeof(Ring));
+  const auto elsewhere = [](const std::string& reason) {
+    return Error("cannot reach the memory of rank 0 (" + reason +
+                 "): processes that train on CPUs must run on one machine, in one container and "
+                 "as one user; over several machines train on GPUs, or with contraflow.torch");
+  };
+  try {
+    const std::string path = "/proc/" + std::to_string(process) + "/fd/" + std::to_string(file);
+    mapping_->region =
+        ipc::mapped_region(ipc::file_mapping(path.c_str(), ipc::read_write), ipc::read_write);
+  } catch (const ipc::interprocess_exception& error) {
+    throw elsewhere(error.what());
+  }
+  if (mapping_->region.get_size() != layout.end ||
+      *static_cast<const Head*>(mapping_->region.get_address()) != head) {
+    throw elsewhere("another program has its place");
+  }
+}
+
+SharedMemory::~SharedMemory() {
+  if (file_ >= 0) close(file_);
+}
+
+std::string SharedMemory::Invitation() const {
+  CF_ASSERT(file_ >= 0);
+  return ByteWriter()
+      .Put(int32_t{getpid()})
+      .Put(int32_t{file_})
+      .Put(*static_cast<const Head*>(mapping_->region.get_address()))
+      .Take();
+}
+
+size_t SharedMemory::PlaceOf(Wire::Channel channel, int from, int to) const {
+  CF_ASSERT(from >= 0 && from < processes_ && to >= 0 && to < processes_);
+  const auto count = static_cast<size_t>(processes_);
+  const size_t pair = static_cast<size_t>(from) * count + static_cast<size_t>(to);
+  return pair * static_cast<size_t>(Wire::kChannels) + static_cast<size_t>(channel);
+}
+
+SharedMemory::Bell& SharedMemory::BellOf(int process) const {
+  auto* const base = static_cast<std::byte*>(mapping_->region.get_address());
+  return reinterpret_cast<Bell*>(base + kPage)[process];
+}
+
+SharedMemory::Ring& SharedMemory::RingOf(Wire::Channel channel, int from, int to) const {
+  const Layout layout(static_cast<size_t>(processes_), ring_bytes_, sizeof(Bell), sizeof(Ring));
+  auto* const base = static_cast<std::byte*>(mapping_->region.get_address());
+  return reinterpret_cast<Ring*>(base + layout.rings)[PlaceOf(channel, from, to)];
+}
+
+std::span<std::byte> SharedMemory::BytesOf(Wire::Channel channel, int from, int to) const {
+  const Layout layout(static_cast<size_t>(processes_), ring_bytes_, sizeof(Bell), sizeof(Ring));
+  auto* const base = static_cast<std::byte*>(mapping_->region.get_address());
+  return {base + layout.bytes + PlaceOf(channel, from, to) * ring_bytes_, ring_bytes_};
+}
+
+void SharedMemory::PrepareToSleep(int process) const { BellOf(process).asleep = 1; }
+
+void SharedMemory::Sleep(int process, std::chrono::milliseconds most) const {
+  Bell& bell = BellOf(process);
+  try {
+    bell.rung.timed_wait(boost::posix_time::microsec_clock::universal_time() +
+                         boost::posix_time::milliseconds(most.count()));
+  } catch (const ipc::interprocess_exception&) {
+    // A signal came: an early return.
+  }
+  bell.asleep = 0;
+}
+
+void SharedMemory::Wake(int process) const {
+  Bell& bell = BellOf(process);
+  if (bell.asleep.load() != 0 && bell.asleep.exchange(0) != 0) bell.rung.post();
+}
+
+}  // namespace contraflow

@@ -122,6 +122,15 @@ TEST_SUITE("unit") {
                                                  {"zb-v", 2}});
   }
 
+  TEST_CASE("gpipe runs all forwards, then all backwards, both ascending") {
+    const Plan plan = GeneratePlan(MakeSpec("gpipe", 3, 2, UniformCosts(1, 1, 1)));
+    for (size_t r = 0; r < 3; ++r) {
+      const std::string stage = " s" + std::to_string(r);
+      CHECK(JoinProgram(plan.programs[r]) ==
+            "F" + stage + " m0 ; F" + stage + " m1 ; BW" + stage + " m0 ; BW" + stage + " m1");
+    }
+  }
+
   TEST_CASE("orders are those of PyTorch") {
     for (const auto& [schedule, file] : std::vector<std::pair<std::string, std::string>>{
              {"dualpipe-v", "torch_DualPipeV.csv"},

@@ -57,12 +57,13 @@ std::vector<std::string> RankLines(const std::string& grid) {
 
 TEST_SUITE_BEGIN("golden");
 
-TEST_CASE("plan and grid of every schedule for P=4 M=8 at unit costs") {
+// The orders of the other schedules are in reference_order_test.cc.
+TEST_CASE("plan and grid of some schedules for P=4 M=8 at unit costs") {
   std::set<std::string> known = {"README.md", "cli"};
-  for (const Schedule* schedule : Schedules()) {
-    const std::string name = std::string(schedule->name) + "_p4_m8";
+  for (const char* schedule : {"1f1b", "zb-v", "dualpipe", "auto", "chimera", "combined-1f1b"}) {
+    const std::string name = std::string(schedule) + "_p4_m8";
     CAPTURE(name);
-    const Plan plan = Make(std::string(schedule->name), 4, 8, Costs(1, 1, 1));
+    const Plan plan = Make(schedule, 4, 8, Costs(1, 1, 1));
     const std::string folder = CF_TEST_DIR "/golden/";
     const std::string of_plan = CompareGolden(folder + name + ".plan.json", WritePlan(plan));
     CHECK_MESSAGE(of_plan.empty(), of_plan);

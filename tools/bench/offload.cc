@@ -1,12 +1,9 @@
 // Memory bought with time: the gap at half of 1F1B's memory, with nothing, with recompute, with the
-// host's memory, and with both. Nobody pays for memory in the first bound; what stays on the device
-// under the limit whatever is offloaded is in the second.
+// host's memory, and with both, in percent above the bound for any memory, in which nobody pays for
+// it. "of offload" is the gap to the bound of plans that offload.
 
-#include <algorithm>
-#include <cstdio>
 #include <optional>
-#include <string>
-#include <vector>
+#include <utility>
 
 #include "compiler/bound/bound.h"
 #include "compiler/plan/error.h"
@@ -16,8 +13,6 @@
 #include "schedules/compile.h"
 #include "schedules/registry.h"
 #include "tools/bench/bench.h"
-#include "tools/cli/exit.h"
-#include "tools/cli/options.h"
 
 namespace contraflow {
 namespace {
@@ -42,11 +37,7 @@ std::vector<Case> Cases(int most_ranks) {
                 MemoryCost{.activation_bytes = 1000, .w_stash_bytes = 450, .input_bytes = 60};
             costs.host =
                 HostCost{.latency = 0, .bandwidth = 1000.0 * copies / FromTicks(f, costs.unit)};
-            Spec spec = {.schedule = "auto",
-                         .ranks = ranks,
-                         .microbatches = rounds * ranks,
-                         .costs = std::move(costs),
-                         .memory_limit = {}};
+            Spec spec = BenchSpec("auto", ranks, rounds * ranks, std::move(costs));
             spec.search.placement = placement;
             spec.memory_limit = int64_t{500} * ranks;
             cases.push_back({std::string(Name(placement)) + " P=" + std::to_string(ranks) +
@@ -61,24 +52,9 @@ std::vector<Case> Cases(int most_ranks) {
   return cases;
 }
 
-struct Figure {
-  int plans = 0;
-  double sum = 0, worst = 0;
-
-  void Add(double gap) {
-    ++plans;
-    sum += gap;
-    worst = std::max(worst, gap);
-  }
-};
-
-/// In percent, above the bound for any memory and above that of plans that offload.
-struct Gap {
-  double unlimited, offloaded;
-};
-
-/// Nothing if nothing fits.
-std::optional<Gap> GapOf(const Spec& spec) {
+/// In percent, above the bound for any memory and above that of plans that offload; nothing if no
+/// plan fits.
+std::optional<std::pair<double, double>> GapsOf(const Spec& spec) {
   try {
     const Plan plan = Compile(spec);
     const Simulation run = Simulate(plan, *plan.costs);
@@ -88,7 +64,7 @@ std::optional<Gap> GapOf(const Spec& spec) {
     const auto above = [&](std::optional<int64_t> limit) {
       return Percent(run.makespan, BoundOfOffloaded(plan, *plan.costs, limit).value);
     };
-    return Gap{above(std::nullopt), above(spec.memory_limit)};
+    return std::pair(above(std::nullopt), above(spec.memory_limit));
   } catch (const InternalError&) {
     throw;
   } catch (const Error&) {
@@ -96,83 +72,46 @@ std::optional<Gap> GapOf(const Spec& spec) {
   }
 }
 
-int Main(const BenchOptions& options) {
+}  // namespace
+
+void RunOffload(const BenchOptions& options, std::string_view /*suite*/) {
   constexpr size_t kLayersOfRank = 8;
   const Recompute recompute = {.choice = Recompute::Choice::kAuto};
   const Offload offload = {.choice = Offload::Choice::kAuto};
   const struct {
-    const char* name;
     Recompute recompute;
     Offload offload;
     bool layers = false;  ///< those of a rank are known, and need not all run again
-  } ways[] = {{"nothing", {}, {}},
-              {"recompute", recompute, {}},
-              {"layers", recompute, {}, true},
-              {"offload", {}, offload},
-              {"both", recompute, offload}};
+  } ways[] = {
+      {{}, {}}, {recompute, {}}, {recompute, {}, true}, {{}, offload}, {recompute, offload}};
   constexpr size_t kOffloads = 3;  // the first way that does
-  constexpr size_t kFigures = std::size(ways) + 2;
-  std::printf("%-34s", "gap to the bound without a limit, %");
-  for (const auto& way : ways) std::printf(" %10s", way.name);
-  std::printf("   to the bound with offload: %s %s\n", ways[kOffloads].name,
-              ways[kOffloads + 1].name);
-  Figure figures[2][kFigures];
-  int count = 0;
-  const double start = CpuMilliseconds();
-  for (Case& one : Cases(options.ranks)) {
-    if (one.name.find(options.only) == std::string::npos) continue;
-    ++count;
-    const Placement placement = one.spec.search.placement;
-    one.spec.search = options.search();
-    one.spec.search.placement = placement;
-    if (options.each) std::printf("%-34s", one.name.c_str());
-    std::optional<double> gaps[kFigures];
+  constexpr auto kMost = BenchColumn::Shows::kMeanAndMost;
+  BenchTable table({{"nothing", 2, kMost},
+                    {"recompute", 2, kMost},
+                    {"layers", 2, kMost},
+                    {"offload", 2, kMost},
+                    {"both", 2, kMost},
+                    {"offload of offload", 2, kMost},
+                    {"both of offload", 2, kMost}},
+                   options.each);
+  for (const Case& one : Cases(std::min(options.ranks, 8))) {
+    if (!options.Takes(one.name)) continue;
+    std::vector<double> gaps(std::size(ways) + 2, kNoFigure);
     for (size_t k = 0; k < std::size(ways); ++k) {
       Spec spec = one.spec;
+      spec.search = options.search(0.2);
+      spec.search.placement = one.spec.search.placement;
       spec.recompute = ways[k].recompute;
       spec.offload = ways[k].offload;
       if (ways[k].layers) spec.costs.shares = {std::vector<LayerShare>(kLayersOfRank)};
-      const std::optional<Gap> gap = GapOf(spec);
-      if (!gap) continue;
-      gaps[k] = gap->unlimited;
-      if (k >= kOffloads) gaps[k + 2] = gap->offloaded;
+      const auto found = GapsOf(spec);
+      if (!found) continue;
+      gaps[k] = found->first;
+      if (k >= kOffloads) gaps[k + 2] = found->second;
     }
-    for (size_t k = 0; k < kFigures; ++k) {
-      if (gaps[k]) figures[placement == Placement::kV ? 1 : 0][k].Add(*gaps[k]);
-      if (!options.each) continue;
-      gaps[k] ? std::printf(" %10.2f", *gaps[k]) : std::printf(" %10s", "-");
-    }
-    if (options.each) std::printf("\n");
-    std::fflush(stdout);
+    table.Add({std::string(Name(one.spec.search.placement))}, one.name, gaps);
   }
-  for (const int placement : {0, 1}) {
-    const std::string name = placement == 0 ? "linear" : "v";
-    const auto row = [&](const char* what, const auto& value) {
-      std::printf("%-34s", (name + ", " + what).c_str());
-      for (const Figure& figure : figures[placement]) {
-        figure.plans > 0 ? std::printf(" %10.2f", value(figure)) : std::printf(" %10s", "-");
-      }
-      std::printf("\n");
-    };
-    row("mean", [](const Figure& f) { return f.sum / f.plans; });
-    row("worst", [](const Figure& f) { return f.worst; });
-    row("plans", [](const Figure& f) { return static_cast<double>(f.plans); });
-  }
-  std::printf("%d instances, %.1f s\n", count, (CpuMilliseconds() - start) / 1000);
-  return kExitFine;
+  table.PrintClasses();
 }
 
-}  // namespace
 }  // namespace contraflow
-
-int main(int argc, char** argv) {
-  contraflow::BenchOptions options{.budget = 0.2, .ranks = 8};
-  return contraflow::RunTool(
-      "bench_offload",
-      "The gap at half of 1F1B's memory with recompute, the host's memory, and both.", argc, argv,
-      [&](CLI::App* app) {
-        contraflow::AddBudget(app, &options);
-        contraflow::AddSelection(app, &options);
-      },
-      [&] { return contraflow::Main(options); });
-}

@@ -1,65 +1,225 @@
 // The bubble rates of Zero Bubble's tables 5 and 8 (Qi et al., arXiv 2401.10241) from our own
-// generators, cell by cell: published, ours, and by how much ours is less.
+// generators, cell by cell, and how many are equal, less or more.
 
-#include <cstdio>
+#include <algorithm>
+#include <cmath>
 #include <map>
-#include <string>
+#include <utility>
 
 #include "compiler/files/file.h"
+#include "compiler/files/json.h"
+#include "compiler/plan/error.h"
+#include "compiler/simulate/simulate.h"
+#include "schedules/published/rows.h"
+#include "schedules/registry.h"
 #include "tools/bench/bench.h"
-#include "tools/cli/exit.h"
-#include "tools/cli/options.h"
 
 namespace contraflow {
 namespace {
 
-constexpr int64_t kMaxBytes = int64_t{1} << 20;
-
-struct Count {
-  int equal = 0, less = 0, more = 0;
+/// A row of a table: a model on so many ranks.
+struct Row {
+  std::string model;
+  int layers = 0, ranks = 0, microbatches = 0;
+  Time f = 0, b = 0, w = 0, comm = 0;  ///< of one rank
+  double stash = 0;                    ///< of an activation, what W needs
+  std::vector<std::pair<std::string, double>> published;
 };
 
-int Print(const std::string& path) {
-  const std::vector<PaperCell> cells = MeasurePaper(ReadFile(path, kMaxBytes), path);
-  std::map<std::string, Count> counts;
-  std::printf("%-7s %-6s %4s %4s  %-26s %9s %8s %10s\n", "table", "model", "P", "M", "schedule",
-              "published", "ours", "difference");
-  for (const PaperCell& cell : cells) {
-    const bool equal = cell.ours == cell.published;
-    Count& count = counts[cell.table + " " + cell.column];
-    ++(equal ? count.equal : cell.ours < cell.published ? count.less : count.more);
-    std::printf("%-7s %-6s %4d %4d  %-26s %9.4f %8.4f ", cell.table.c_str(), cell.model.c_str(),
-                cell.ranks, cell.microbatches, cell.column.c_str(), cell.published, cell.ours);
-    if (equal) {
-      std::printf("%10s\n", "=");
-    } else {
-      std::printf("%+10.4f\n", cell.difference());
+Row ReadRow(const JsonCursor& row, int chunks) {
+  row.Keys("a row", {"model", "layers", "ranks", "microbatches", "f", "b", "w", "comm", "w_stash",
+                     "bubble_rate"});
+  Row result;
+  result.model = row.Required("model").String("the name of a model");
+  const auto integer = [&](const char* key) {
+    return static_cast<int>(row.Required(key).Integer("a number", 1, 1 << 12));
+  };
+  result.layers = integer("layers");
+  result.ranks = integer("ranks");
+  result.microbatches = integer("microbatches");
+  const auto time = [&](const char* key) {
+    return ToTicks(row.Required(key).Number("milliseconds", 0, 1e6), Unit::kMilliseconds, key);
+  };
+  result.f = chunks * time("f");
+  result.b = chunks * time("b");
+  result.w = chunks * time("w");
+  result.comm = time("comm");
+  if (const auto stash = row.Optional("w_stash")) {
+    result.stash = stash->Number("a share of an activation", 0, 1);
+  }
+  const JsonCursor rates = row.Required("bubble_rate");
+  for (const char* column : {"1f1b", "interleaved-1f1b", "zb-h1", "zb-h2", "zb-1p", "zb-2p",
+                             "zb-2p_makespan", "zb-v", "zb-v_makespan"}) {
+    const auto rate = rates.Optional(column);
+    if (rate) result.published.emplace_back(column, rate->Number("a bubble rate", 0, 1));
+  }
+  return result;
+}
+
+/// To the decimals that are printed in the paper.
+double Rate(Time length, Time busy) {
+  const double rate = static_cast<double>(length - busy) / static_cast<double>(length);
+  return std::round(rate * 10'000) / 10'000;
+}
+
+/// The makespan of an interleaved order by the clock of the authors' script: what goes round from
+/// the last rank to the first, or back, is waited for by the first micro-batch of a round of P
+/// only. A little less than any machine takes.
+Time MakespanOfScript(const Plan& plan, const CostModel& costs) {
+  const size_t ranks = plan.programs.size();
+  const auto microbatches = static_cast<size_t>(plan.microbatches);
+  const auto last = static_cast<size_t>(plan.stages - 1);
+  // End of the forward and the backward of each chunk; -1 before it is known.
+  std::vector<Time> forward((last + 1) * microbatches, -1), backward = forward;
+  std::vector<Time> now(ranks, 0);
+  std::vector<size_t> next(ranks, 0);
+  for (bool moved = true; moved;) {
+    moved = false;
+    for (size_t rank = 0; rank < ranks; ++rank) {
+      for (; next[rank] < plan.programs[rank].size(); ++next[rank]) {
+        const Instruction& i = plan.programs[rank][next[rank]];
+        const auto stage = static_cast<size_t>(i.stage);
+        const size_t chunk = stage * microbatches + static_cast<size_t>(i.microbatch);
+        const bool leads = i.microbatch % plan.ranks == 0;
+        Time start = now[rank];
+        if (i.op == Op::F && stage > 0 && (rank > 0 || leads)) {
+          const Time end = forward[chunk - microbatches];
+          if (end < 0) break;
+          start = std::max(start, end + costs.comm.latency);
+        } else if (i.op == Op::BW && stage < last && (rank + 1 < ranks || leads)) {
+          const Time end = backward[chunk + microbatches];
+          if (end < 0) break;
+          start = std::max(start, end + costs.comm.latency);
+        }
+        now[rank] = start + costs.Duration(i);
+        (i.op == Op::F ? forward : backward)[chunk] = now[rank];
+        moved = true;
+      }
     }
   }
-  std::printf("\n%-34s %6s %6s %6s\n", "table and schedule", "equal", "less", "more");
-  for (const auto& [name, count] : counts) {
-    std::printf("%-34s %6d %6d %6d\n", name.c_str(), count.equal, count.less, count.more);
-  }
-  std::printf(
-      "\nzb-h1, zb-h2, zb-1p: our zb-1p; its twin of 2P-1 activations; zb-2p with room for P\n"
-      "activations. interleaved-1f1b: by the clock of the authors' script, in which only the "
-      "first\n"
-      "micro-batch of a round waits for what comes from the last rank to the first, or back;\n"
-      "_waiting: the same order with all waiting; _rounds: with rounds of more than P, all "
-      "waiting.\n");
-  return kExitFine;
+  for (size_t rank = 0; rank < ranks; ++rank) CF_ASSERT(next[rank] == plan.programs[rank].size());
+  return *std::max_element(now.begin(), now.end());
 }
+
+/// A row's orders, each simulated once.
+class Measurement {
+ public:
+  explicit Measurement(const Row& row) : row_(row) {
+    for (const auto& [column, published] : row.published) Measure(column, published);
+  }
+
+  std::vector<PaperCell> cells;
+
+ private:
+  void Measure(const std::string& column, double published) {
+    if (column == "interleaved-1f1b") {
+      Interleaved(column, published);
+    } else if (column == "1f1b" || column == "zb-h1") {
+      const Spec spec = SpecOf(column == "1f1b" ? "1f1b" : "zb-1p", 1);
+      Add(column, published, Rate(Simulated(column, spec).makespan, Busy()));
+    } else if (column.ends_with("_makespan")) {
+      const std::string name = column.substr(0, column.find('_'));
+      Add(column, published, Rate(Simulated(name, HeuristicSpec(name)).makespan, Busy()));
+    } else {
+      Add(column, published, Rate(Simulated(column, HeuristicSpec(column)).span, Busy()));
+    }
+  }
+
+  void Interleaved(const std::string& column, double published) {
+    const Spec spec = SpecOf("interleaved-1f1b", std::max(1, row_.layers / row_.ranks));
+    const Plan order = GeneratePlan(spec);
+    const Time busy = Simulate(order, spec.costs).ranks[0].busy;
+    Add(column, published, Rate(MakespanOfScript(order, spec.costs), busy));
+    Add(column + "_waiting", published, Rate(Simulate(order, spec.costs).makespan, busy));
+    const Plan longer =
+        InterleavedInRounds(spec, std::max(1, row_.microbatches / (row_.ranks + 1)));
+    Add(column + "_rounds", published, Rate(Simulate(longer, spec.costs).makespan, busy));
+  }
+
+  void Add(const std::string& column, double published, double ours) {
+    cells.push_back({.table = {},
+                     .model = row_.model,
+                     .ranks = row_.ranks,
+                     .microbatches = row_.microbatches,
+                     .column = column,
+                     .published = published,
+                     .ours = ours});
+  }
+
+  Time Busy() const { return row_.microbatches * (row_.f + row_.b + row_.w); }
+
+  /// A rank's costs in so many equal chunks.
+  Spec SpecOf(const std::string& schedule, int chunks) const {
+    Spec spec =
+        BenchSpec(schedule, row_.ranks, row_.microbatches,
+                  UniformCosts(row_.f / chunks, row_.b / chunks, row_.w / chunks, row_.comm));
+    spec.chunks = chunks;
+    return spec;
+  }
+
+  Spec HeuristicSpec(const std::string& column) const {
+    if (column == "zb-v") return SpecOf("zb-v", 2);
+    Spec spec = SpecOf("zb-2p", 1);
+    constexpr int64_t kActivation = 10'000;
+    if (row_.stash > 0) {
+      const auto stash = static_cast<int64_t>(std::round(row_.stash * kActivation));
+      spec.costs.memory = {.activation_bytes = kActivation, .w_stash_bytes = stash};
+    }
+    if (column == "zb-1p") spec.memory_limit = row_.ranks * kActivation;
+    return spec;
+  }
+
+  const Simulation& Simulated(const std::string& name, const Spec& spec) {
+    const auto known = simulations_.find(name);
+    if (known != simulations_.end()) return known->second;
+    const Plan order = name == "zb-h2" ? HandMadeZeroBubble(spec, 2) : GeneratePlan(spec);
+    return simulations_.emplace(name, Simulate(order, spec.costs)).first->second;
+  }
+
+  const Row& row_;
+  std::map<std::string, Simulation> simulations_;
+};
 
 }  // namespace
-}  // namespace contraflow
 
-int main(int argc, char** argv) {
-  std::string path = "tests/reference/zero-bubble.json";
-  return contraflow::RunTool(
-      "bench_papers", "The bubble rates of Zero Bubble's tables from our own generators.", argc,
-      argv,
-      [&](CLI::App* app) {
-        contraflow::AddText(app, "FILE", &path, "", "costs and figures (default: " + path + ")");
-      },
-      [&] { return contraflow::Print(path); });
+std::vector<PaperCell> MeasurePaper(std::string_view document, const std::string& place) {
+  const JsonDocument json = ParseJson(document, place);
+  const JsonCursor root = json.Root();
+  root.Keys("tables", {"source", "metric", "table5", "table8"});
+  std::vector<PaperCell> cells;
+  for (const auto& [table, chunks] : {std::pair("table5", 1), std::pair("table8", 2)}) {
+    const JsonCursor rows = root.Required(table);
+    for (size_t i = 0; i < rows.Size("a table's rows"); ++i) {
+      const Row row = ReadRow(rows.Item(i), chunks);
+      for (PaperCell& cell : Measurement(row).cells) {
+        cell.table = table;
+        cells.push_back(std::move(cell));
+      }
+    }
+  }
+  return cells;
 }
+
+void RunPapers(const BenchOptions& options, std::string_view /*suite*/) {
+  const std::string path =
+      options.costs.empty() ? "tests/reference/zero-bubble.json" : options.costs.front();
+  constexpr auto kSum = BenchColumn::Shows::kSum;
+  BenchTable table({{"published", 4},
+                    {"ours", 4},
+                    {"difference", 4},
+                    {"equal", 0, kSum},
+                    {"less", 0, kSum},
+                    {"more", 0, kSum}},
+                   true);
+  for (const PaperCell& cell : MeasurePaper(ReadFile(path, int64_t{1} << 20), path)) {
+    const double difference = cell.ours - cell.published;
+    table.Add({cell.table + " " + cell.column},
+              cell.model + " P=" + std::to_string(cell.ranks) +
+                  " M=" + std::to_string(cell.microbatches) + " " + cell.column,
+              {cell.published, cell.ours, difference, difference == 0 ? 1.0 : 0.0,
+               difference < 0 ? 1.0 : 0.0, difference > 0 ? 1.0 : 0.0});
+  }
+  table.PrintClasses();
+}
+
+}  // namespace contraflow

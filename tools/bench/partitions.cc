@@ -4,13 +4,9 @@
 // bound for any. Lists with components, whose chunks overlap in pairs, count apart from plain ones.
 
 #include <algorithm>
-#include <cstdio>
-#include <iterator>
 #include <optional>
 #include <random>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "compiler/plan/error.h"
 #include "compiler/verify/verify.h"
@@ -19,8 +15,6 @@
 #include "schedules/registry.h"
 #include "schedules/report.h"
 #include "tools/bench/bench.h"
-#include "tools/cli/exit.h"
-#include "tools/cli/options.h"
 
 namespace contraflow {
 namespace {
@@ -94,30 +88,16 @@ class RandomList {
   CostModel costs_;
 };
 
-struct Gaps {
-  int plans = 0;
-  double own = 0, any = 0, worst_own = 0, worst_any = 0;
-
-  void Add(double of_own, double of_any) {
-    ++plans;
-    own += of_own;
-    any += of_any;
-    worst_own = std::max(worst_own, of_own);
-    worst_any = std::max(worst_any, of_any);
-  }
-};
+bool HasComponents(const Spec& spec) {
+  return std::ranges::any_of(spec.costs.layers,
+                             [](const LayerCost& layer) { return layer.moe.has_value(); });
+}
 
 /// A schedule of the table, or `auto` on a placement.
 struct Way {
   std::string name;
   Placement placement = Placement::kAny;
-  Gaps plain = {}, components = {};
 };
-
-bool HasComponents(const Spec& spec) {
-  return std::ranges::any_of(spec.costs.layers,
-                             [](const LayerCost& layer) { return layer.moe.has_value(); });
-}
 
 std::vector<Way> Ways() {
   std::vector<Way> ways;
@@ -132,10 +112,11 @@ std::vector<Way> Ways() {
   return ways;
 }
 
-void Measure(Spec spec, const std::string& name, const BenchOptions& options, Way* way) {
-  spec.schedule = way->name.substr(0, way->name.find(' '));
-  spec.search = options.search();
-  spec.search.placement = way->placement;
+void Measure(Spec spec, const std::string& name, const Way& way, const SearchOptions& search,
+             BenchTable* table) {
+  spec.schedule = way.name.substr(0, way.name.find(' '));
+  spec.search = search;
+  spec.search.placement = way.placement;
   if (!FindSchedule(spec.schedule).reject(spec).empty()) return;
   std::optional<Plan> plan;
   const double start = CpuMilliseconds();
@@ -148,7 +129,7 @@ void Measure(Spec spec, const std::string& name, const BenchOptions& options, Wa
   }
   const double seconds = (CpuMilliseconds() - start) / 1000;
   if (!Verify(*plan).empty()) {
-    throw InternalError("internal error: a plan of " + way->name + " does not hold");
+    throw InternalError("internal error: a plan of " + way.name + " does not hold");
   }
   Report report = MakeReport(*plan, *plan->costs, std::nullopt, Keep::kFigures);
   if (!report.any_partition) {
@@ -156,61 +137,31 @@ void Measure(Spec spec, const std::string& name, const BenchOptions& options, Wa
     report.any_partition =
         BoundOfPartitions(spec, &layers, *plan, report.simulation.makespan).value;
   }
-  const double own = 100 * report.gap(), any = 100 * report.gap_to_any_partition();
-  (HasComponents(spec) ? way->components : way->plain).Add(own, any);
-  if (!options.each) return;
-  std::printf("%-32s %-18s %8.2f %8.2f %8.1f  %d stages, %s, %s\n", name.c_str(), way->name.c_str(),
-              own, any, seconds, plan->stages,
-              plan->provenance ? plan->provenance->placement.c_str() : "published",
-              FormatPartition(report.partition).c_str());
-  std::fflush(stdout);
-}
-
-int Main(const BenchOptions& options, int64_t first, int64_t lists) {
-  std::printf("%-32s %-18s %8s %8s %8s\n", "percent above the bound", "", "own", "any", "s");
-  std::vector<Way> ways = Ways();
-  const double start = CpuMilliseconds();
-  for (int64_t number = first; number < first + lists; ++number) {
-    const Spec spec = RandomList(static_cast<int>(number)).Make(options.ranks);
-    const std::string name = std::to_string(number) + " P=" + std::to_string(spec.ranks) +
-                             " M=" + std::to_string(spec.microbatches) +
-                             " L=" + std::to_string(spec.costs.LayerCount()) +
-                             (HasComponents(spec) ? " components" : " plain");
-    for (Way& way : ways) {
-      if ((name + " " + way.name).find(options.only) == std::string::npos) continue;
-      Measure(spec, name, options, &way);
-    }
-  }
-  std::printf("%-30s %6s %8s %8s %8s %8s\n", "", "plans", "own", "worst", "any", "worst");
-  for (const bool components : {false, true}) {
-    for (const Way& way : ways) {
-      const Gaps& gaps = components ? way.components : way.plain;
-      if (gaps.plans == 0) continue;
-      const std::string row = (components ? "components, " : "plain, ") + way.name;
-      std::printf("%-30s %6d %8.2f %8.2f %8.2f %8.2f\n", row.c_str(), gaps.plans,
-                  gaps.own / gaps.plans, gaps.worst_own, gaps.any / gaps.plans, gaps.worst_any);
-    }
-  }
-  std::printf("%lld lists, %.1f s\n", static_cast<long long>(lists),
-              (CpuMilliseconds() - start) / 1000);
-  return kExitFine;
+  const std::string placement = plan->provenance ? plan->provenance->placement : "published";
+  table->Add({(HasComponents(spec) ? "components, " : "plain, ") + way.name}, name,
+             {100 * report.gap(), 100 * report.gap_to_any_partition(), seconds},
+             std::to_string(plan->stages) + " stages, " + placement + ", " +
+                 FormatPartition(report.partition));
 }
 
 }  // namespace
-}  // namespace contraflow
 
-int main(int argc, char** argv) {
-  contraflow::BenchOptions options{.budget = 0.2};
-  std::optional<int64_t> first, lists;
-  return contraflow::RunTool(
-      "bench_partitions",
-      "The gap of layers and order chosen together to the bound for any partition.", argc, argv,
-      [&](CLI::App* app) {
-        contraflow::AddBudget(app, &options);
-        contraflow::AddSelection(app, &options);
-        contraflow::AddInteger(app, "--first", &first, "N",
-                               "number of the first list (default: 0)");
-        contraflow::AddInteger(app, "--lists", &lists, "N", "how many lists (default: 20)");
-      },
-      [&] { return contraflow::Main(options, first.value_or(0), lists.value_or(20)); });
+void RunPartitions(const BenchOptions& options, std::string_view /*suite*/) {
+  constexpr auto kMost = BenchColumn::Shows::kMeanAndMost;
+  BenchTable table({{"own %", 2, kMost}, {"any %", 2, kMost}, {"CPU s", 1}}, options.each);
+  const int64_t first = options.first.value_or(0);
+  for (int64_t number = first; number < first + options.lists.value_or(20); ++number) {
+    const Spec spec = RandomList(static_cast<int>(number)).Make(options.ranks);
+    const std::string list = std::to_string(number) + " P=" + std::to_string(spec.ranks) +
+                             " M=" + std::to_string(spec.microbatches) +
+                             " L=" + std::to_string(spec.costs.LayerCount()) +
+                             (HasComponents(spec) ? " components " : " plain ");
+    for (const Way& way : Ways()) {
+      const std::string name = list + way.name;
+      if (options.Takes(name)) Measure(spec, name, way, options.search(0.2), &table);
+    }
+  }
+  table.PrintClasses();
 }
+
+}  // namespace contraflow

@@ -1,29 +1,25 @@
-// Plans of measured costs beside what they then take: the default model, trained by threads of this
+// Plans of measured costs beside their steps: the default model, trained by threads of this
 // process.
 //
 // A round: the costs of the layers are measured while zb-1p runs on two ranks; each schedule is
-// compiled for them, with the layers where it wants them, predicted, and run. "own cores": as many
+// compiled for them, with the layers where it wants them, predicted, and run. "predict": as many
 // ranks as that, each with a core of its own; costs are measured anew before each schedule, as
-// machines drift. "padded": more ranks than cores; every instruction lasts as long as the plan's
-// costs say, asleep, while a tiny model of as many layers computes, so that no rank waits for a
-// core.
+// machines drift. "predict-same": in addition, costs are measured while the plan itself runs.
+// "predict-padded": more ranks than cores; every instruction lasts as long as the plan's costs say,
+// asleep, while a tiny model of as many layers computes, so that no rank waits for a core.
 //
-// Of a round the makespan and the bubble ratio are those of its median step, and all figures
-// printed are medians over rounds. "replayed": each step simulated with the times of its own
-// instructions, against the same step, the mean of all. Times are of the wall clock: give it a
-// machine to itself or, where that cannot be, a real-time priority (chrt -f 10).
+// Figures of a round are those of its median step, and all figures printed are medians over rounds.
+// "replayed": each step simulated with the times of its own instructions, against the same step,
+// the mean of all. Times are of the wall clock: give it a machine to itself or, where that cannot
+// be, a real-time priority (chrt -f 10).
 
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <cstdio>
 #include <map>
 #include <memory>
-#include <optional>
-#include <string>
 #include <thread>
 #include <utility>
-#include <vector>
 
 #include "compiler/plan/error.h"
 #include "compiler/simulate/simulate.h"
@@ -34,8 +30,6 @@
 #include "schedules/compile.h"
 #include "schedules/partition/stages.h"
 #include "tools/bench/bench.h"
-#include "tools/cli/exit.h"
-#include "tools/cli/options.h"
 #include "tools/contraflow-run/calibration.h"
 #include "tools/contraflow-run/layer_times.h"
 #include "tools/contraflow-run/times.h"
@@ -47,11 +41,6 @@ namespace {
 /// instructions take longer than they were measured to.
 constexpr const char* kSchedules[] = {"1f1b", "zb-1p", "dualpipe", "auto", "auto 1x"};
 constexpr int kOwnCores = 2, kLayers = 8;
-
-struct Options {
-  int rounds = 5, steps = 20;
-  std::string part = "all", measured_in = "zb-1p";
-};
 
 /// Lets what another backend computes last as long as the costs say, asleep.
 class PaddedBackend : public Backend {
@@ -139,57 +128,9 @@ double Median(std::vector<double> values) {
   return values.size() % 2 == 1 ? values[half] : (values[half - 1] + values[half]) / 2;
 }
 
-/// Figures of rounds.
-struct Row {
-  Partition partition;
-  std::vector<double> predicted, measured, best, error;        // makespans; milliseconds, percent
-  std::vector<double> predicted_bubble, measured_bubble, off;  // percent, points
-  std::vector<double> replayed, replayed_off;
-
-  void Add(const Plan& plan, const Trained& trained) {
-    const Simulation simulation = Simulate(plan, *plan.costs);
-    std::vector<double> makespans, bubbles;
-    Replay replay(plan, false);
-    RunTimes all;
-    for (const Timeline& step : trained.steps) {
-      RunTimes times;
-      AddTimes(plan, step, &times);
-      AddTimes(plan, step, &all);
-      replay.Add(step);
-      makespans.push_back(static_cast<double>(times.makespan(plan)) * 1e-6);
-      bubbles.push_back(100 * times.bubble_ratio());
-    }
-    Calibration calibration(plan);
-    for (const Timeline& step : trained.steps) calibration.Add(step);
-    const RunTimes again = replay.Times(calibration.CostsOfPlan());
-    partition = plan.costs->partition;
-    predicted.push_back(static_cast<double>(simulation.makespan) * 1e-6);
-    measured.push_back(Median(makespans));
-    best.push_back(*std::min_element(makespans.begin(), makespans.end()));
-    error.push_back(100 * (predicted.back() / measured.back() - 1));
-    predicted_bubble.push_back(100 * simulation.bubble_ratio());
-    measured_bubble.push_back(Median(bubbles));
-    off.push_back(predicted_bubble.back() - measured_bubble.back());
-    replayed.push_back(Percent(again.makespan(plan), all.makespan(plan)));
-    replayed_off.push_back(100 * (again.bubble_ratio() - all.bubble_ratio()));
-  }
-
-  void Print(const std::string& name) const {
-    std::printf("%-10s %-16s %9.2f %9.2f %9.2f %+7.2f %% %8.2f %8.2f %+7.2f %+8.2f %% %+7.2f\n",
-                name.c_str(), FormatPartition(partition).c_str(), Median(predicted),
-                Median(measured), Median(best), Median(error), Median(predicted_bubble),
-                Median(measured_bubble), Median(off), Median(replayed), Median(replayed_off));
-    std::fflush(stdout);
-  }
-};
-
 Spec SpecOf(const std::string& name, int ranks, const CostModel& costs) {
-  Spec spec;
   const size_t space = name.find(' ');
-  spec.schedule = name.substr(0, space);
-  spec.ranks = ranks;
-  spec.microbatches = std::max(8, 2 * ranks);
-  spec.costs = costs;
+  Spec spec = BenchSpec(name.substr(0, space), ranks, std::max(8, 2 * ranks), costs);
   spec.partition.emplace();
   if (space != std::string::npos) spec.memory_limit = MemoryLimitOf(spec, name.substr(space + 1));
   return spec;
@@ -225,68 +166,85 @@ CostModel OfComputeAlone(CostModel costs) {
   return costs;
 }
 
-void PrintHeading(const char* title, int ranks) {
-  std::printf("%s, %d ranks\n%-10s %-16s %9s %9s %9s %9s %8s %8s %7s %10s %7s\n", title, ranks,
-              "schedule", "layers", "predicted", "measured", "best ms", "off", "bubble %",
-              "measured", "off", "replayed", "bubble");
+/// Figures of a run of a plan.
+std::vector<double> FiguresOf(const Plan& plan, const Trained& trained) {
+  const Simulation simulation = Simulate(plan, *plan.costs);
+  std::vector<double> makespans, bubbles;
+  Replay replay(plan, false);
+  RunTimes all;
+  Calibration calibration(plan);
+  for (const Timeline& step : trained.steps) {
+    RunTimes times;
+    AddTimes(plan, step, &times);
+    AddTimes(plan, step, &all);
+    replay.Add(step);
+    calibration.Add(step);
+    makespans.push_back(static_cast<double>(times.makespan(plan)) * 1e-6);
+    bubbles.push_back(100 * times.bubble_ratio());
+  }
+  const RunTimes again = replay.Times(calibration.CostsOfPlan());
+  const double predicted = static_cast<double>(simulation.makespan) * 1e-6,
+               measured = Median(makespans), bubble = Median(bubbles);
+  return {predicted,
+          measured,
+          std::ranges::min(makespans),
+          100 * (predicted / measured - 1),
+          100 * simulation.bubble_ratio(),
+          bubble,
+          100 * simulation.bubble_ratio() - bubble,
+          Percent(again.makespan(plan), all.makespan(plan)),
+          100 * (again.bubble_ratio() - all.bubble_ratio())};
 }
 
-void OwnCores(const Options& options) {
-  PrintHeading("own cores", kOwnCores);
-  std::map<std::string, Row> rows;
+void Measure(const BenchOptions& options, std::string_view suite, int ranks, BenchTable* table) {
+  constexpr size_t kCount = std::size(kSchedules);
+  const bool padded = suite == "predict-padded";
+  std::vector<std::vector<double>> rounds[kCount];
+  Partition partitions[kCount];
+  CostModel costs;
   for (int round = 0; round < options.rounds; ++round) {
-    for (const char* const schedule : kSchedules) {
-      Plan plan = Planned(schedule, kOwnCores, MeasuredCosts(options.steps));
-      if (options.measured_in == "same") {
-        const CostModel costs = Train(plan, options.steps, false).costs;
-        plan.costs = OnRanks(StagesForPlan(costs, plan, Overlap::kAll), plan);
+    for (size_t i = 0; i < kCount; ++i) {
+      if (i == 0 || !padded) costs = MeasuredCosts(options.steps);
+      if (padded) costs = OfComputeAlone(costs);
+      Plan plan = Planned(kSchedules[i], ranks, costs);
+      if (suite == "predict-same") {
+        const CostModel same = Train(plan, options.steps, false).costs;
+        plan.costs = OnRanks(StagesForPlan(same, plan, Overlap::kAll), plan);
       }
-      rows[schedule].Add(plan, Train(plan, options.steps, false));
+      rounds[i].push_back(FiguresOf(plan, Train(plan, options.steps, padded)));
+      partitions[i] = plan.costs->partition;
     }
   }
-  for (const char* const schedule : kSchedules) rows[schedule].Print(schedule);
-}
-
-void Padded(const Options& options, int ranks) {
-  PrintHeading("padded", ranks);
-  std::map<std::string, Row> rows;
-  for (int round = 0; round < options.rounds; ++round) {
-    const CostModel costs = OfComputeAlone(MeasuredCosts(options.steps));
-    for (const char* const schedule : kSchedules) {
-      const Plan plan = Planned(schedule, ranks, costs);
-      rows[schedule].Add(plan, Train(plan, options.steps, true));
+  for (size_t i = 0; i < kCount; ++i) {
+    std::vector<double> medians;
+    for (size_t figure = 0; figure < rounds[i].front().size(); ++figure) {
+      std::vector<double> of_rounds;
+      for (const std::vector<double>& round : rounds[i]) of_rounds.push_back(round[figure]);
+      medians.push_back(Median(of_rounds));
     }
+    table->Add({}, std::string(kSchedules[i]) + " P=" + std::to_string(ranks), medians,
+               FormatPartition(partitions[i]));
   }
-  for (const char* const schedule : kSchedules) rows[schedule].Print(schedule);
-}
-
-int Main(const Options& options) {
-  if (options.part != "padded") OwnCores(options);
-  if (options.part != "own") {
-    for (const int ranks : {4, 8}) Padded(options, ranks);
-  }
-  return kExitFine;
 }
 
 }  // namespace
-}  // namespace contraflow
 
-int main(int argc, char** argv) {
-  contraflow::Options options;
-  return contraflow::RunTool(
-      "bench_predict", "What plans of measured costs are predicted to take, and what they take.",
-      argc, argv,
-      [&](CLI::App* app) {
-        contraflow::AddInteger(app, "--rounds", &options.rounds, "N",
-                               "measure all of it so often (default: 5)", 1);
-        contraflow::AddInteger(app, "--steps", &options.steps, "N",
-                               "steps of each training (default: 20)", 1);
-        contraflow::AddChoice(app, "--part", &options.part, "all|own|padded",
-                              "ranks with cores of their own, or costs padded by sleeping\n"
-                              "(default: all)");
-        contraflow::AddChoice(app, "--measured-in", &options.measured_in, "zb-1p|same",
-                              "for own cores: measure costs while zb-1p runs, or the plan that\n"
-                              "is predicted (default: zb-1p)");
-      },
-      [&] { return contraflow::Main(options); });
+void RunPredict(const BenchOptions& options, std::string_view suite) {
+  BenchTable table({{"predicted ms"},
+                    {"measured"},
+                    {"best"},
+                    {"off %"},
+                    {"bubble %"},
+                    {"measured"},
+                    {"off"},
+                    {"replayed %"},
+                    {"bubble"}},
+                   true);
+  if (suite == "predict-padded") {
+    for (const int ranks : {4, 8}) Measure(options, suite, ranks, &table);
+  } else {
+    Measure(options, suite, kOwnCores, &table);
+  }
 }
+
+}  // namespace contraflow

@@ -4,8 +4,6 @@
 #include <algorithm>
 #include <functional>
 
-#include "compiler/plan/error.h"
-
 namespace contraflow {
 namespace {
 
@@ -23,13 +21,10 @@ std::string OneLine(std::string text) {
   return text;
 }
 
-/// In single quotes of a shell. fish, other than bash and zsh, takes a quote behind a backslash.
-std::string ShellWord(const std::string& text, bool fish = false) {
+/// In single quotes of a shell.
+std::string ShellWord(const std::string& text) {
   std::string quoted = "'";
-  for (const char c : text) {
-    if (fish && c == '\\') quoted += '\\';
-    quoted += c == '\'' ? (fish ? "\\'" : "'\\''") : std::string(1, c);
-  }
+  for (const char c : text) quoted += c == '\'' ? "'\\''" : std::string(1, c);
   return quoted + "'";
 }
 
@@ -98,7 +93,41 @@ Words NestedOf(const CLI::App& app) {
   return names;
 }
 
-std::string Bash(const CLI::App& program, const KnownWords& known) {
+/// Text of a manual page: a hyphen is a minus, and no line begins a request.
+std::string Roff(const std::string& text) {
+  std::string escaped;
+  for (const char c : OneLine(text)) {
+    if (c == '\\') {
+      escaped += "\\e";
+    } else if (c == '-') {
+      escaped += "\\-";
+    } else if ((c == '.' || c == '\'') && escaped.empty()) {
+      escaped += std::string("\\&") + c;
+    } else {
+      escaped += c;
+    }
+  }
+  return escaped;
+}
+
+std::string ManualOfOptions(const CLI::App& app) {
+  std::string text;
+  for (const CLI::Option* option : app.get_options()) {
+    const Words names = NamesOf(*option);
+    const std::string title = names.empty() ? option->get_name(true) : Joined(names, ", ");
+    text += ".TP\n\\fB" + Roff(title) + "\\fR";
+    if (TakesValue(*option) && !names.empty() && !option->get_type_name().empty()) {
+      text += " \\fI" + Roff(option->get_type_name()) + "\\fR";
+    }
+    text += "\n" + Roff(option->get_description()) + (option->get_required() ? " (required)" : "") +
+            "\n";
+  }
+  return text;
+}
+
+}  // namespace
+
+std::string WriteCompletion(const CLI::App& program, const KnownWords& known) {
   const std::string& name = program.get_name();
   // A function of a shell has no hyphen everywhere.
   std::string function = "_" + name;
@@ -136,119 +165,6 @@ std::string Bash(const CLI::App& program, const KnownWords& known) {
          "}\n"
          "complete -o default -F " +
          function + " " + name + "\n";
-}
-
-/// Text inside the brackets of a zsh specification.
-std::string Bracketed(const std::string& text) {
-  std::string escaped;
-  for (const char c : OneLine(text)) {
-    if (c == '[' || c == ']' || c == ':' || c == '\\') escaped += '\\';
-    escaped += c;
-  }
-  return escaped;
-}
-
-std::string Zsh(const CLI::App& program, const KnownWords& known) {
-  const std::string head = "#compdef " + program.get_name() + "\n";
-  std::string list, cases;
-  for (const NamedCommand& command : CommandsOf(program)) {
-    if (command.words.find(' ') != std::string::npos) continue;
-    list +=
-        "    " + ShellWord(command.words + ":" + OneLine(command.app->get_description())) + "\n";
-    std::string arguments = "_arguments";
-    for (const CLI::Option* option : OptionsOf(*command.app)) {
-      for (const std::string& one : NamesOf(*option)) {
-        const Words own = ValuesOf(*option, known);
-        const std::string value = !TakesValue(*option) ? ""
-                                  : own.empty()        ? ":value:_files"
-                                  : TakesFile(*option)
-                                      ? ":value:{compadd " + Joined(own) + "; _files}"
-                                      : ":value:(" + Joined(own) + ")";
-        arguments += " \\\n        " +
-                     ShellWord(one + "[" + Bracketed(option->get_description()) + "]" + value);
-      }
-    }
-    const Words nested = NestedOf(*command.app);
-    if (!nested.empty()) {
-      arguments += " \\\n        " + ShellWord("1:command:(" + Joined(nested) + ")");
-    }
-    arguments += " \\\n        '*:file:_files'";
-    if (!HasCommands(program)) return head + arguments + "\n";
-    cases += "    " + command.words + ")\n      " + arguments + " ;;\n";
-  }
-  return head + "local -a commands=(\n" + list +
-         ")\nif (( CURRENT == 2 )); then\n  _describe command commands\nelse\n"
-         "  local command=$words[2]\n  shift words\n  (( CURRENT-- ))\n  case $command in\n" +
-         cases + "  esac\nfi\n";
-}
-
-std::string Fish(const CLI::App& program, const KnownWords& known) {
-  const std::string start = "complete -c " + program.get_name();
-  std::string lines;
-  for (const NamedCommand& command : CommandsOf(program)) {
-    const size_t space = command.words.find(' ');
-    const std::string first = command.words.substr(0, space);
-    const std::string about = " -d " + ShellWord(OneLine(command.app->get_description()), true);
-    if (space != std::string::npos) {
-      lines += start + " -n '__fish_seen_subcommand_from " + first + "' -a " +
-               command.app->get_name() + about + "\n";
-      continue;
-    }
-    const std::string seen = first.empty() ? "" : " -n '__fish_seen_subcommand_from " + first + "'";
-    if (!first.empty()) lines += start + " -n __fish_use_subcommand -f -a " + first + about + "\n";
-    for (const CLI::Option* option : OptionsOf(*command.app)) {
-      lines += start + seen;
-      for (const std::string& one : option->get_snames()) lines += " -s " + one;
-      for (const std::string& one : option->get_lnames()) lines += " -l " + one;
-      if (TakesValue(*option)) lines += " -r";
-      const Words own = ValuesOf(*option, known);
-      if (!own.empty()) lines += " -a " + ShellWord(Joined(own), true);
-      lines += " -d " + ShellWord(OneLine(option->get_description()), true) + "\n";
-    }
-  }
-  return lines;
-}
-
-/// Text of a manual page: a hyphen is a minus, and no line begins a request.
-std::string Roff(const std::string& text) {
-  std::string escaped;
-  for (const char c : OneLine(text)) {
-    if (c == '\\') {
-      escaped += "\\e";
-    } else if (c == '-') {
-      escaped += "\\-";
-    } else if ((c == '.' || c == '\'') && escaped.empty()) {
-      escaped += std::string("\\&") + c;
-    } else {
-      escaped += c;
-    }
-  }
-  return escaped;
-}
-
-std::string ManualOfOptions(const CLI::App& app) {
-  std::string text;
-  for (const CLI::Option* option : app.get_options()) {
-    const Words names = NamesOf(*option);
-    const std::string title = names.empty() ? option->get_name(true) : Joined(names, ", ");
-    text += ".TP\n\\fB" + Roff(title) + "\\fR";
-    if (TakesValue(*option) && !names.empty() && !option->get_type_name().empty()) {
-      text += " \\fI" + Roff(option->get_type_name()) + "\\fR";
-    }
-    text += "\n" + Roff(option->get_description()) + (option->get_required() ? " (required)" : "") +
-            "\n";
-  }
-  return text;
-}
-
-}  // namespace
-
-std::string WriteCompletion(const CLI::App& program, std::string_view shell,
-                            const KnownWords& known) {
-  if (shell == "bash") return Bash(program, known);
-  if (shell == "zsh") return Zsh(program, known);
-  CF_ASSERT(shell == "fish");
-  return Fish(program, known);
 }
 
 std::string WriteManual(const CLI::App& program, const std::string& version) {

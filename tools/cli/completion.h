@@ -2,7 +2,6 @@
 
 #include <map>
 #include <string>
-#include <string_view>
 #include <vector>
 
 namespace CLI {
@@ -15,10 +14,9 @@ namespace contraflow {
 /// that says FILE, files are offered beside them.
 using KnownWords = std::map<std::string, std::vector<std::string>>;
 
-/// A script that completes the commands and options of a program in a shell: "bash", "zsh" or
-/// "fish". What takes neither a choice nor known words takes files.
-std::string WriteCompletion(const CLI::App& program, std::string_view shell,
-                            const KnownWords& known);
+/// A script that completes the commands and options of a program in bash. An option that has
+/// neither a choice nor known words takes files.
+std::string WriteCompletion(const CLI::App& program, const KnownWords& known);
 
 /// The program's manual page (man(7)): its commands and options as --help has them.
 std::string WriteManual(const CLI::App& program, const std::string& version);

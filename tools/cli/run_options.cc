@@ -256,8 +256,8 @@ std::optional<RunOptions> ParseRunOptions(const std::vector<std::string>& words)
                  "print what the job that meets at this address is doing, and end: step,\n"
                  "and for each rank its instruction and whom it waits for; needs the\njob's secret")
       ->type_name("HOST:PORT");
-  AddChoice(&app, "--completion", &completion, "bash|zsh|fish|man",
-            "print what completes options in that shell, or the manual page");
+  AddChoice(&app, "--completion", &completion, "bash|man",
+            "print a script that completes options in bash, or the manual page");
   AddJson(&app, &options.json);
   app.set_version_flag("-V,--version", "contraflow-run " CF_VERSION, "print the version");
   app.footer(
@@ -268,8 +268,7 @@ std::optional<RunOptions> ParseRunOptions(const std::vector<std::string>& words)
       "after a step, which is saved where there is a --checkpoint.");
   if (!Parse(&app, words)) return std::nullopt;
   if (!completion.empty()) {
-    WriteFile("-", completion == "man" ? WriteManual(app, CF_VERSION)
-                                       : WriteCompletion(app, completion, {}));
+    WriteFile("-", completion == "man" ? WriteManual(app, CF_VERSION) : WriteCompletion(app, {}));
     return std::nullopt;
   }
   if (!options.ask.empty()) return options;

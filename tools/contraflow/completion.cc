@@ -23,14 +23,14 @@ int Completion(const CLI::App& program, const std::string& form) {
     known["--schedule"].emplace_back(schedule->name);
   }
   known["--costs"] = ProfileNames();
-  WriteFile("-", WriteCompletion(program, form, known));
+  WriteFile("-", WriteCompletion(program, known));
   return kExitFine;
 }
 
 std::function<int()> AddCompletion(CLI::App* app) {
   const auto form = std::make_shared<std::string>();
-  Require(AddChoice(app, "FORM", form.get(), "bash|zsh|fish|man",
-                    "what completes commands in that shell, or the manual page"));
+  Require(AddChoice(app, "FORM", form.get(), "bash|man",
+                    "a script that completes commands in bash, or the manual page"));
   return [=] { return Completion(*app->get_parent(), *form); };
 }
 
@@ -38,7 +38,7 @@ std::function<int()> AddCompletion(CLI::App* app) {
 
 const Command kCompletionCommand = {
     .name = "completion",
-    .summary = "print what completes commands in bash, zsh or fish, or the manual page",
+    .summary = "print a script that completes commands in bash, or the manual page",
     .example = "contraflow completion bash",
     .add = AddCompletion,
 };

@@ -8,7 +8,5 @@ configure_file(${CPACK_DEBIAN_DOCUMENTS}/lintian-overrides
   ${share}/lintian/overrides/${CPACK_PACKAGE_NAME} COPYONLY)
 # The CUDA program needs CUDA's libraries, which Debian has not; who has them builds it.
 file(REMOVE ${CPACK_TEMPORARY_INSTALL_DIRECTORY}/usr/bin/contraflow-run-cuda)
-# Where Debian's zsh looks for what packages complete.
-file(RENAME ${share}/zsh/site-functions ${share}/zsh/vendor-completions)
 file(GLOB pages ${share}/man/man*/*)
 execute_process(COMMAND gzip -9n ${documents}/changelog ${pages} COMMAND_ERROR_IS_FATAL ANY)

@@ -66,7 +66,7 @@ class InteropTest(unittest.TestCase):
 
     def test_the_function_for_torchtitan_sets_every_value(self):
         plan = cf.compile("zb-v", ranks=2, microbatches=4)
-        with self.assertRaisesRegex(cf.Error, "; give layers, the number"):
+        with self.assertRaisesRegex(cf.Error, "; give `layers`, the number"):
             plan.to_torchtitan("run.py")
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, 'a "quoted" \\ name.py')

@@ -153,7 +153,7 @@ TEST_SUITE("unit") {
   TEST_CASE("calibration: what a plan never does on its own cannot be told") {
     const Plan plan = PlanOf("1f1b", UniformCosts(1'000, 1'000, 1'000), Level::kComm);
     CHECK(Failure([&] { Calibration::CheckPlan(plan); }) ==
-          "--calibrate: the plan has no B on its own, so its cost cannot be measured; use a plan "
+          "`calibrate`: the plan has no B on its own, so its cost cannot be measured; use a plan "
           "of zb-1p");
     // To simulate the plan itself it is not needed.
     Calibration calibration(plan);

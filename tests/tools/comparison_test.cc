@@ -183,8 +183,8 @@ TEST_SUITE("unit") {
     flags.data_parallel = 2;
     flags.microbatches = "4,12";
     CHECK(Failure<UsageError>([&] { MakePoints(flags, &assumed); }) ==
-          "--global-batch: 64 samples are no multiple of 24 micro-batches, of all replicas; "
-          "give another --microbatches");
+          "`global_batch`: 64 samples are no multiple of 24 micro-batches, of all replicas; "
+          "give another `microbatches`");
   }
 
   TEST_CASE("schedules are chosen and rows sorted") {
@@ -202,13 +202,13 @@ TEST_SUITE("unit") {
     SortRows("memory", &point.rows);
     CHECK(point.rows.back().schedule == "dualpipe");
     CHECK(Failure<UsageError>([&] { SortRows("speed", &point.rows); }) ==
-          "--sort: must be makespan, bubble, ratio, gap, memory or total, is \"speed\"");
+          "`sort`: must be makespan, bubble, ratio, gap, memory or total, is \"speed\"");
     flags.schedules = "1f1b,zbx";
     CHECK(Failure<UsageError>([&] { MakePoints(flags); }).find("zbx") != std::string::npos);
     flags.schedules = "1f1b";
     flags.search.seed = 1;
     CHECK(Failure<UsageError>([&] { MakePoints(flags); }) ==
-          "--seed: is for auto, but what --schedules names is not searched; drop one of them");
+          "`seed`: is for auto, but what `schedules` names is not searched; drop one of them");
   }
 
   TEST_CASE("the head says what a step leaves out") {
@@ -389,7 +389,7 @@ TEST_SUITE("unit") {
     for (int i = 1; i <= 64; ++i) list += "," + std::to_string(i);
     CHECK(ParseMicrobatches(list).size() == 64);
     CHECK(Failure<UsageError>([&] { ParseMicrobatches(list + ",65"); }) ==
-          "--microbatches: at most 64 are compared at once, has 65");
+          "`microbatches`: at most 64 are compared at once, has 65");
   }
 
   TEST_CASE("what the options of the search take") {
@@ -404,23 +404,23 @@ TEST_SUITE("unit") {
          {"", "1", "s", "-1s", "1w", "169h", "1 s", "nans", "8000000s", "1e3s"}) {
       CAPTURE(wrong);
       CHECK(Failure<UsageError>([&] { ParseDuration("--budget", wrong); }) ==
-            "--budget: must be a time up to 7 days, such as 500ms, 1s, 2m or 1h, is \"" +
+            "`budget`: must be a time up to 7 days, such as 500ms, 1s, 2m or 1h, is \"" +
                 std::string(wrong) + "\"");
     }
     CHECK(ResolveSearch({.placement = "v"}).placement == Placement::kV);
     CHECK(Failure<UsageError>([] { ResolveSearch({.placement = "vee"}); }) ==
-          "--placement: unknown placement \"vee\"; placements are any, single, linear, v, "
+          "`placement`: unknown placement \"vee\"; placements are any, single, linear, v, "
           "interleaved, wave, bidirectional");
     CHECK(Failure<UsageError>([] { ResolveSearch({.noise = 0.6}); }) ==
-          "--noise: must be in 0..0.5, as in 0.1 for durations that vary by 10 %");
+          "`noise`: must be in 0..0.5, as in 0.1 for durations that vary by 10 %");
     CHECK(Failure<UsageError>([] { ResolveSearch({.noise = std::nan("")}); }) != "accepted");
     CHECK(Failure<UsageError>([] { RefuseSearchOptions({.seed = 3}, "1f1b"); }) ==
-          "--seed: is for auto, but 1f1b is not searched; drop one of them");
+          "`seed`: is for auto, but 1f1b is not searched; drop one of them");
     CHECK(Failure<UsageError>([] { RefuseSearchOptions({}, "1f1b"); }) == "accepted");
-    CHECK(Failure<UsageError>([] { ParseMicrobatches("4,,6"); }).find("--microbatches: ") !=
+    CHECK(Failure<UsageError>([] { ParseMicrobatches("4,,6"); }).find("`microbatches`: ") !=
           std::string::npos);
     CHECK(Failure<UsageError>([] { ParseMicrobatches("4,99999999999"); }) ==
-          "--microbatches: 99999999999 is too large, the limit is 2147483647");
+          "`microbatches`: 99999999999 is too large, the limit is 2147483647");
   }
 
   TEST_CASE("the first interrupt sets the flag and the next is no longer caught") {

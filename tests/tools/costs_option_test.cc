@@ -48,8 +48,8 @@ TEST_SUITE("unit") {
     CHECK(assumed({.f = 6.2, .bw = 12.1}) ==
           Said{"\"bw\" without \"b\" and \"w\" is divided into 6.05 and 6.05 (b takes 0.5 of it)"});
     CHECK(assumed({.f = 1, .b = 2, .bw = 3}) ==
-          Said{"--w is what the other part leaves of --bw, 1"});
-    CHECK(assumed({.b = 10}) == Said{"--f, --w not given and taken as 1"});
+          Said{"`w` is what the other part leaves of `bw`, 1"});
+    CHECK(assumed({.b = 10}) == Said{"`f`, `w` not given and taken as 1"});
     CHECK(assumed({.f = 2, .b = 3, .w = 2, .bw = 2.9, .fb = 2.5}) ==
           Said{"\"bw\" is 2.9, shorter than \"b\" or \"w\", and taken as 3, and \"fb\" is 2.5, "
                "shorter than \"f\", \"b\" or \"w\", and taken as 3"});
@@ -60,18 +60,22 @@ TEST_SUITE("unit") {
                           "\"w\", and taken as 12"));
   }
 
-  TEST_CASE("fields of the library read as flags, and nothing else does") {
+  TEST_CASE("fields of texts read as flags or keywords, and nothing else does") {
     CHECK(WithFlags("`memory_limit`: must be positive, is \"0\"") ==
           "--memory-limit: must be positive, is \"0\"");
     CHECK(WithFlags("use fewer `ranks` or `microbatches`") ==
           "use fewer --ranks or --microbatches");
     for (const char* const same : {"", "`", "``", "ranks", "`rank`", "a `b c` d", "5 ` ranks"}) {
       CHECK(WithFlags(same) == same);
+      CHECK(WithKeywords(same) == same);
     }
     CHECK(WithFlags("` `chunks`") == "` --chunks");
+    CHECK(WithFlags(FieldOf("--memory-limit")) == "--memory-limit");
+    CHECK(WithKeywords("`memory_limit`: is \"--ranks\", see a/--chunks; `rank`") ==
+          "memory_limit: is \"--ranks\", see a/--chunks; `rank`");
     CHECK(
         Failure<UsageError>([] { ReadOption([] { return ParseRecompute("x").stages; }); }) ==
-        "--recompute: must be none, full, auto, attention, experts, all-but-attention, layers=N or "
+        "`recompute`: must be none, full, auto, attention, experts, all-but-attention, layers=N or "
         "stages as in \"0,3,5-7\", is \"x\"");
   }
 
@@ -131,19 +135,19 @@ TEST_SUITE("unit") {
 
   TEST_CASE("an overlap that there is not") {
     CHECK(Failure([] { ResolveCosts({.overlap = "published"}, UnitCosts()); }) ==
-          "--overlap: says how components overlap, and these costs have none; drop it, or give "
-          "costs with \"moe\", such as --costs deepseek-v3-h800");
+          "`overlap`: says how components overlap, and these costs have none; drop it, or give "
+          "costs with \"moe\", such as `costs` deepseek-v3-h800");
     CostsOption option = DeepSeek();
     option.overlap = "some";
     CHECK(Failure<UsageError>([&] { ResolveCosts(option, UnitCosts()); }) ==
-          "--overlap: unknown overlap \"some\"; it is published (F&B pairs only) or all");
+          "`overlap`: unknown overlap \"some\"; it is published (F&B pairs only) or all");
   }
 
   TEST_CASE("a time that there is not") {
-    CHECK(Failure<UsageError>([] { ResolveCosts({.f = -1}, UnitCosts()); }) == "--f: must be >= 0");
+    CHECK(Failure<UsageError>([] { ResolveCosts({.f = -1}, UnitCosts()); }) == "`f`: must be >= 0");
     CHECK(Failure<UsageError>([] {
             ResolveCosts({.comm = 1e300}, UnitCosts());
-          }).starts_with("--comm: is larger than "));
+          }).starts_with("`comm`: is larger than "));
   }
 
   TEST_CASE("costs of other layers than the plan's are refused") {
@@ -175,11 +179,11 @@ TEST_SUITE("unit") {
     };
     CHECK(
         refusal([](CostsOption* o) { o->w = 1; }) ==
-        "--w: a plan of components takes the times in \"moe\", cells have none of their own; give "
-        "--costs with other times there");
+        "`w`: a plan of components takes the times in \"moe\", cells have none of their own; give "
+        "`costs` with other times there");
     CHECK(
         refusal([](CostsOption* o) { o->overlap = "all"; }) ==
-        "--overlap: how far the components of this plan overlap was settled when it was compiled; "
+        "`overlap`: how far the components of this plan overlap was settled when it was compiled; "
         "give it to contraflow compile");
   }
 }

@@ -325,23 +325,23 @@ TEST_SUITE("unit") {
     CHECK(why(plan) == head + "4 stages are not equally many on each of 3 ranks" + tail);
     CHECK(why(Order("interleaved-1f1b", 1, 4)) == head + "it has chunks (2) on one rank" + tail);
     const Plan four = Order("1f1b", 4, 8);
-    CHECK(why(four, "3") == "--layers: must be in 4..1048576, at least one for each stage, is 3");
+    CHECK(why(four, "3") == "`layers`: must be in 4..1048576, at least one for each stage, is 3");
     CHECK(why(four, "99999999999") ==
-          "--layers: must be in 4..1048576, at least one for each stage, is 99999999999");
-    CHECK(why(four, "2,2") == "--layers: is of 2 stages, and the plan has 4");
+          "`layers`: must be in 4..1048576, at least one for each stage, is 99999999999");
+    CHECK(why(four, "2,2") == "`layers`: is of 2 stages, and the plan has 4");
     for (const std::string text : {"even", "2,x", ",2", "2,", "$(id)", ""}) {
       CAPTURE(text);
       CHECK(
           why(four, text) ==
-          "--layers: must be how many layers there are or each stage has, as in 24 or 6,5x6,4, or "
+          "`layers`: must be how many layers there are or each stage has, as in 24 or 6,5x6,4, or "
           "a layout such as Et*6|(t*6|)*6t*4L, is \"" +
               text + "\"");
     }
-    CHECK(why(four, "Et|t|q|L").starts_with("--layers: the layout has a 'q' where"));
+    CHECK(why(four, "Et|t|q|L").starts_with("`layers`: the layout has a 'q' where"));
     CHECK(
         why(four, "Et|t|m|tL") ==
         "Megatron-LM does not take the layout Et|t|m|tL: a transformer layer stands behind one of "
-        "multi-token prediction; compile with another --partition");
+        "multi-token prediction; compile with another `partition`");
     // Stages that differ, of unknown layers.
     plan = four;
     plan.costs = UniformCosts(1, 1, 1);
@@ -350,7 +350,7 @@ TEST_SUITE("unit") {
     plan.costs->stages[1].f += 1000;
     const std::string differ =
         "the stages of this plan differ, and its costs do not say how many layers each has; give "
-        "--layers as a list such as 6,5x6,4, or a layout such as Et*6|(t*6|)*6t*4L";
+        "`layers` as a list such as 6,5x6,4, or a layout such as Et*6|(t*6|)*6t*4L";
     CHECK(why(plan) == differ);
     CHECK(why(plan, "42") == differ);
     CHECK(why(plan, "10,11x2,10") == "");
@@ -361,12 +361,12 @@ TEST_SUITE("unit") {
     CHECK(why(plan, "Ett|tt|tt|tL") == "");
     for (const char* layers : {"8", "Et|tt|tt|ttL"}) {
       CHECK(why(plan, layers) ==
-            "--layers: the costs of the plan have the layers Ett|tt|tt|tL; leave it out");
+            "`layers`: the costs of the plan have the layers Ett|tt|tt|tL; leave it out");
     }
     plan.costs->partition_of.clear();
     CHECK(why(plan) ==
           "the stages of this plan are of 3,2x3 layers of its costs, and it does not say which of "
-          "these are transformer layers; compile it again, or give --layers as a layout such as "
+          "these are transformer layers; compile it again, or give `layers` as a layout such as "
           "Et*6|(t*6|)*6t*4L");
   }
 

@@ -203,10 +203,10 @@ TEST_SUITE("unit") {
     const Time makespan = Simulate(plan, *plan.costs).makespan;
     const std::string length = std::to_string(makespan / kUnit) + " units";
     CHECK(Failure([&] { PictureOf(plan, {.rank = -1, .from = makespan}); }) ==
-          "--from: must be before the makespan, " + length + ", is " + length);
+          "`from`: must be before the makespan, " + length + ", is " + length);
     CHECK(PictureOf(plan, {.rank = -1, .from = 0, .to = makespan + kUnit}).to == makespan);
     CHECK(Failure([&] { PictureOf(plan, {.rank = -1, .from = 2 * kUnit, .to = kUnit}); }) ==
-          "--to (1 unit) must be after --from (2 units)");
+          "`to` (1 unit) must be after `from` (2 units)");
   }
 
   TEST_CASE("up to its end a sound plan runs as ever") {

@@ -233,7 +233,7 @@ TEST_SUITE("unit") {
 
   TEST_CASE("PyTorch's CSV has no components and the error says what to do") {
     CHECK(Failure([] { WriteTorchCsv(Make("1f1b", DeepSeek(), Level::kComponent)); }) ==
-          "the plan has components, for which PyTorch's CSV has no names; compile it with --level "
+          "the plan has components, for which PyTorch's CSV has no names; compile it with `level` "
           "comm or compute");
   }
 }

@@ -109,7 +109,7 @@ TEST_SUITE("unit") {
     CHECK(Written(plan, {2, 10}) == Written(plan, {2, 14}));
     CHECK(Written(plan, {2, 15}) == Written(plan));
     CHECK(Written(plan, {2, 6}) == Written(plan, {2, 9}));
-    CHECK(WhyNot(plan, {.messages = true, .version = {2, 5}}).starts_with("--torch 2.5"));
+    CHECK(WhyNot(plan, {.messages = true, .version = {2, 5}}).starts_with("`torch` 2.5"));
     CHECK(Written(plan, {2, 9}) ==
           "0UNSHARD,0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0RECV_B1,0B1,0RESHARD\r\n"
           "1UNSHARD,1RECV_F0,1F0,1RECV_F1,1B0,1SEND_B0,1F1,1B1,1RESHARD,1SEND_B1\r\n");
@@ -147,11 +147,11 @@ TEST_SUITE("unit") {
     const Plan overlapped = Compiled(Shape("dualpipe-v", 2, 4));
     for (const bool messages : {false, true}) {
       CHECK(WhyNot(overlapped, {messages, {2, 8}}) ==
-            "--torch 2.8: the plan overlaps forwards with backwards (FB), cells OVERLAP_F_B, which "
+            "`torch` 2.8: the plan overlaps forwards with backwards (FB), cells OVERLAP_F_B, which "
             "need torch 2.9 or later");
       CHECK(WhyNot(overlapped, {messages, {2, 9}}) == "");
       CHECK(WhyNot(Compiled(Shape("1f1b", 2, 4)), {messages, {2, 5}}) ==
-            "--torch 2.5: its pipelining does not run schedules from a file; that needs torch 2.6 "
+            "`torch` 2.5: its pipelining does not run schedules from a file; that needs torch 2.6 "
             "or later");
     }
   }
@@ -163,7 +163,7 @@ TEST_SUITE("unit") {
     for (const char* text :
          {"", "2", "2.", ".9", "2,9", "v2.9", "2.-9", "-2.9", "2.9x", "2.99999999999"}) {
       CHECK_THROWS_WITH_AS(ParseTorchVersion(text),
-                           ("--torch: must be a version of PyTorch, such as 2.9 or 2.15.0, is \"" +
+                           ("`torch`: must be a version of PyTorch, such as 2.9 or 2.15.0, is \"" +
                             std::string(text) + "\"")
                                .c_str(),
                            Error);
@@ -186,7 +186,7 @@ TEST_SUITE("unit") {
     CHECK(why.starts_with(
         "the plan posts messages in groups, which PyTorch's CSV cannot say, and one by one they "
         "are not sound: rank 0, instruction 3: "));
-    CHECK(why.ends_with("; give --form compute, from which PyTorch makes its own messages"));
+    CHECK(why.ends_with("; give `form` compute, from which PyTorch makes its own messages"));
     CHECK(WhyNot(plan(" group=0"), {}) == "");
     // Groups of one are no groups.
     Plan sound = Compiled(Shape("1f1b", 2, 4));
@@ -235,8 +235,8 @@ TEST_SUITE("unit") {
 
   TEST_CASE("torch csv: what it cannot say of a plan") {
     CHECK(WhyNot(Compiled(Shape("1f1b", 2, 4), Level::kCompute), {.messages = true}) ==
-          "the plan has no messages, it is of level compute; compile it with --level comm, or give "
-          "--form compute, from which PyTorch makes its own");
+          "the plan has no messages, it is of level compute; compile it with `level` comm, or give "
+          "`form` compute, from which PyTorch makes its own");
     Spec spec = Shape("1f1b", 4, 8);
     CHECK(TorchNotes(Compiled(spec)).empty());
     const std::string plain = WriteTorchCsv(Compiled(spec));

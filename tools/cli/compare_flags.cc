@@ -67,12 +67,12 @@ std::vector<std::string> SchedulesOf(const CompareFlags& flags) {
     begin = end + 1;
   }
   if (flags.no_auto && std::ranges::count(names, kAuto.name) > 0) {
-    throw UsageError("--no-auto contradicts --schedules, which names auto; drop one of them");
+    throw UsageError("`no_auto` contradicts `schedules`, which names auto; drop one of them");
   }
   if (flags.no_auto) {
-    RefuseSearchOptions(flags.search, "with --no-auto what is compared");
+    RefuseSearchOptions(flags.search, "with `no_auto` what is compared");
   } else if (!names.empty() && std::ranges::count(names, kAuto.name) == 0) {
-    RefuseSearchOptions(flags.search, "what --schedules names");
+    RefuseSearchOptions(flags.search, "what `schedules` names");
   }
   return names;
 }

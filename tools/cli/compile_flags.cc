@@ -40,11 +40,11 @@ Spec SpecOf(const CompileFlags& flags, const CostModel& costs) {
 
 void CheckDevice(const CompileFlags& flags) {
   if (flags.device == "cuda" && !flags.model) {
-    throw UsageError("--device: says what the values of a --model are stored in; give one");
+    throw UsageError("`device`: says what the values of a `model` are stored in; give one");
   }
   if (flags.device == "cuda" && ParseLevel(flags.level) != Level::kBuffer) {
-    throw UsageError("--device cuda: runs plans of level buffer only, this would be one of level " +
-                     flags.level + "; give --level buffer");
+    throw UsageError("`device` cuda: runs plans of level buffer only, this would be one of level " +
+                     flags.level + "; give `level` buffer");
   }
 }
 
@@ -72,7 +72,7 @@ CostModel CostsOf(const CompileFlags& flags, const Schedule& schedule,
   const Level level = ParseLevel(flags.level);
   if (costs.moe && level >= Level::kComponent) RefuseChunkCosts(flags.costs);
   if (flags.capacity) {
-    if (!flags.model) throw UsageError("--capacity: is for the experts of a --model; give one");
+    if (!flags.model) throw UsageError("`capacity`: is for the experts of a `model`; give one");
     CheckCapacity(*flags.capacity);
   }
   CheckDevice(flags);
@@ -97,9 +97,9 @@ CostModel CostsOf(const CompileFlags& flags, const Schedule& schedule,
   }
   if (!costs.moe) {
     throw Error(
-        "--model: the sizes of its values are for plans of components; give costs with \"moe\", "
+        "`model`: the sizes of its values are for plans of components; give costs with \"moe\", "
         "such as "
-        "--costs moe-unit");
+        "`costs` moe-unit");
   }
   const Spec spec = SpecOf(flags, costs);
   ReadOption([&] { CheckSpec(spec); });
@@ -190,10 +190,10 @@ void CheckChunks(const Spec& spec) {
   if (spec.schedule != kAuto.name || spec.chunks == 0 || IsChoice(placement)) return;
   const int chunks = StagesOf(spec, placement) / spec.ranks;
   if (chunks == spec.chunks) return;
-  throw UsageError("--placement " + std::string(Name(placement)) + ": has " +
+  throw UsageError("`placement` " + std::string(Name(placement)) + ": has " +
                    std::to_string(chunks) + (chunks == 1 ? " stage" : " stages") +
-                   " a rank, --chunks is " + std::to_string(spec.chunks) +
-                   "; leave --chunks out, or give --placement interleaved or wave");
+                   " a rank, `chunks` is " + std::to_string(spec.chunks) +
+                   "; leave `chunks` out, or give `placement` interleaved or wave");
 }
 
 CompileRequest ResolveCompile(const CompileFlags& flags, std::vector<std::string>* assumed) {
@@ -202,8 +202,8 @@ CompileRequest ResolveCompile(const CompileFlags& flags, std::vector<std::string
   const Schedule& schedule = *ReadOption([&] { return &FindSchedule(flags.schedule); });
   const Target target = ReadFor(flags.target);
   if (level >= Level::kComponent && (target == Target::kTorch || target == Target::kMegatron)) {
-    throw UsageError("--for " + std::string(Name(target)) +
-                     ": plans of level comm are exported to it, and --level is " + flags.level);
+    throw UsageError("`for` " + std::string(Name(target)) +
+                     ": plans of level comm are exported to it, and `level` is " + flags.level);
   }
   if (flags.schedule != kAuto.name) RefuseSearchOptions(flags.search, flags.schedule);
   const CostModel costs = CostsOf(flags, schedule, assumed);

@@ -3,45 +3,80 @@
 #include <poll.h>
 #include <unistd.h>
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <new>
+#include <set>
 
 #include "compiler/files/file.h"
 #include "kernels/gpu/stream.h"
+#include "tools/cli/compare_flags.h"
+#include "tools/cli/compile_flags.h"
 #include "tools/cli/terminal.h"
 
 namespace contraflow {
 namespace {
 
-/// Fields of the library that are flags of the command line.
-constexpr std::string_view kFlagFields[] = {
-    "ranks", "microbatches", "chunks", "data_parallel", "expert_parallel", "costs", "memory_limit",
-    "recompute", "placement", "no_auto", "model", "level", "device", "capacity", "one_sided",
-    "data", "seed", "timeout", "rendezvous_timeout", "transport", "checkpoint", "resume_step",
-    "clip", "validation", "partition", "for", "offload", "vary", "device_memory", "zero",
-    // Fields of costs init.
-    "tp", "ep", "etp", "seq", "micro_batch", "dtype"};
+std::string Respelled(std::string_view name, char from, char to) {
+  std::string respelled(name);
+  std::ranges::replace(respelled, from, to);
+  return respelled;
+}
 
-}  // namespace
+using Fields = std::set<std::string, std::less<>>;
 
-std::string WithFlags(std::string_view text) {
+void AddFields(const CLI::App& app, Fields* fields) {
+  for (const CLI::Option* option : app.get_options()) {
+    for (const std::string& name : option->get_lnames()) fields->insert(Respelled(name, '-', '_'));
+  }
+  for (const CLI::App* command : app.get_subcommands(nullptr)) AddFields(*command, fields);
+}
+
+/// Fields of the options that texts name. Those of compile and compare are among them in every
+/// program: a plan that one cannot run is compiled again.
+Fields& KnownFields() {
+  static Fields known = [] {
+    Fields fields;
+    CompileFlags compile;
+    CompareFlags compare;
+    CLI::App compiling, comparing;
+    AddCompileOptions(&compiling, &compile);
+    AddCompareOptions(&comparing, &compare);
+    AddFields(compiling, &fields);
+    AddFields(comparing, &fields);
+    return fields;
+  }();
+  return known;
+}
+
+std::string Rendered(std::string_view text, bool flags) {
   std::string out;
   for (size_t at = 0; at < text.size(); ++at) {
     const size_t end = text[at] == '`' ? text.find('`', at + 1) : std::string_view::npos;
     const std::string_view field = text.substr(at + 1, end - at - 1);
-    if (end == std::string_view::npos || std::ranges::count(kFlagFields, field) == 0) {
+    if (end == std::string_view::npos || !KnownFields().contains(field)) {
       out += text[at];
       continue;
     }
-    out += "--";
-    for (const char c : field) out += c == '_' ? '-' : c;
+    out += flags ? "--" + Respelled(field, '_', '-') : std::string(field);
     at = end;
   }
   return out;
 }
+
+}  // namespace
+
+void KnowOptions(const CLI::App& app) { AddFields(app, &KnownFields()); }
+
+std::string FieldOf(std::string_view flag) {
+  return "`" + Respelled(flag.substr(flag.find_first_not_of('-')), '-', '_') + "`";
+}
+
+std::string WithFlags(std::string_view text) { return Rendered(text, true); }
+std::string WithKeywords(std::string_view text) { return Rendered(text, false); }
 
 namespace {
 
@@ -52,7 +87,7 @@ ExitError WordsOf(const std::exception_ptr& error) {
   try {
     std::rethrow_exception(error);
   } catch (const UsageError& e) {
-    return {e.what(), kExitUsage};
+    return {WithFlags(e.what()), kExitUsage};
   } catch (const Error& e) {
     return {WithFlags(e.what()), kExitInput};
   } catch (const gpu::GpuError& e) {

@@ -9,6 +9,10 @@
 
 #include "compiler/plan/error.h"
 
+namespace CLI {
+class App;
+}  // namespace CLI
+
 namespace contraflow {
 
 /// Exit codes of every tool (the public contract). 128 + N, as shells show it, is the end by signal
@@ -28,9 +32,17 @@ struct UsageError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-/// What the library says, in the words of the command line: `memory_limit`, a field, is
-/// --memory-limit there. Texts of the library name fields between backticks.
+// Texts of errors name an option by its field, between backticks: `memory_limit`. They become the
+// words of the user once, where they are shown. Other words between backticks stay as they are.
+/// Returns the text in the words of the command line: --memory-limit.
 std::string WithFlags(std::string_view text);
+/// Returns the text in the words of Python: memory_limit.
+std::string WithKeywords(std::string_view text);
+/// Takes the options of a program, and of its commands, for those that texts name. The options of
+/// compile and compare are known without.
+void KnowOptions(const CLI::App& app);
+/// Returns the field of a flag as texts name it: "`memory_limit`" of "--memory-limit".
+std::string FieldOf(std::string_view flag);
 
 /// What `read` makes of the value of an option. An Error of it is a UsageError.
 template <typename Read>
@@ -38,7 +50,7 @@ auto ReadOption(Read read) {
   try {
     return read();
   } catch (const Error& error) {
-    throw UsageError(WithFlags(error.what()));
+    throw UsageError(error.what());
   }
 }
 

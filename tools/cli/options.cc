@@ -36,8 +36,9 @@ CLI::Validator IntegerIn(const std::string& name, T low, T high) {
     }
     const bool small = error == std::errc() ? value < low : text[0] == '-';
     if (small || error != std::errc() || value > high) {
-      throw UsageError(name + ": " + Shown(text) + " is too " + (small ? "small" : "large") +
-                       ", the limit is " + std::to_string(small ? low : high));
+      throw UsageError(FieldOf(name) + ": " + Shown(text) + " is too " +
+                       (small ? "small" : "large") + ", the limit is " +
+                       std::to_string(small ? low : high));
     }
     text = std::to_string(value);
     return "";
@@ -55,7 +56,8 @@ CLI::Validator Decimal(const std::string& name) {
     if (at != end || error == std::errc::invalid_argument || !std::isfinite(value)) {
       return "must be a finite number, is " + Quoted(text);
     }
-    if (error != std::errc()) throw UsageError(name + ": " + Shown(text) + " is out of range");
+    if (error != std::errc())
+      throw UsageError(FieldOf(name) + ": " + Shown(text) + " is out of range");
     if (percent) text = FormatReal(value / 100);
     return "";
   };
@@ -125,7 +127,10 @@ std::string UnknownCommand(const std::string& word, const CLI::App& app) {
 
 /// `app` is a program without commands, or a command.
 std::string Describe(const CLI::ParseError& error, const CLI::App& app) {
-  const std::string text = error.what();
+  std::string text = error.what();
+  // The parser begins with the flag.
+  const size_t end = text.find_first_of(": ");
+  if (text.starts_with("--")) text.replace(0, end, FieldOf(text.substr(0, end)));
   if (dynamic_cast<const CLI::ArgumentMismatch*>(&error) != nullptr) {
     return text.substr(0, text.find(':')) + " must be given once, with one value";
   }
@@ -265,7 +270,8 @@ namespace {
 constexpr int64_t kMostSeconds = 7 * 24 * 3600;
 
 [[noreturn]] void FailDuration(const std::string& flag, const std::string& text) {
-  throw UsageError(flag + ": must be a time up to 7 days, such as 500ms, 1s, 2m or 1h, is \"" +
+  throw UsageError(FieldOf(flag) +
+                   ": must be a time up to 7 days, such as 500ms, 1s, 2m or 1h, is \"" +
                    text.substr(0, 40) + "\"");
 }
 
@@ -311,7 +317,7 @@ CLI::Option* AddPlan(CLI::App* app, std::string* field, const std::string& name)
 void CheckCapacity(double capacity) {
   if (capacity >= kLeastCapacity && capacity <= kMostCapacity) return;
   throw UsageError(
-      "--capacity: must be in 0.01..64, such as 1.25; leave it out for the model's "
+      "`capacity`: must be in 0.01..64, such as 1.25; leave it out for the model's "
       "own, which by default serves every token");
 }
 
@@ -364,6 +370,7 @@ CLI::Option* AddJson(CLI::App* app, bool* field) {
 
 bool Parse(CLI::App* app, const std::vector<std::string>& words) {
   if (words.size() == 1 && words.front() == "version") return Parse(app, {"--version"});
+  KnowOptions(*app);
   try {
     // The parser takes its words from the back.
     app->parse(std::vector<std::string>(words.rbegin(), words.rend()));

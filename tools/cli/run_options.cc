@@ -24,7 +24,7 @@ constexpr int kSmsStep = 8;
 /// A positive number of steps.
 int SmallNumber(const std::string& flag, int64_t value) {
   if (value < 1 || value > kMaxSteps) {
-    throw UsageError(flag + ": must be in 1.." + std::to_string(kMaxSteps) + ", is " +
+    throw UsageError(FieldOf(flag) + ": must be in 1.." + std::to_string(kMaxSteps) + ", is " +
                      std::to_string(value));
   }
   return static_cast<int>(value);
@@ -34,38 +34,38 @@ int SmallNumber(const std::string& flag, int64_t value) {
 void CheckDevice(const CLI::App& app, const RunOptions& options) {
   if (options.device == "cpu") {
     if (options.transport == "nccl") {
-      throw UsageError("--transport nccl: links GPUs; leave it out, or add --device cuda");
+      throw UsageError("`transport` nccl: links GPUs; leave it out, or add `device` cuda");
     }
     for (const char* const flag : {"--graph", "--no-graph", "--stamps", "--partition-sms",
                                    "--one-sided", "--matmul-choices"}) {
       if (app.count(flag) == 0) continue;
-      throw UsageError(std::string(flag) + ": for a GPU only; leave it out, or add --device cuda");
+      throw UsageError(FieldOf(flag) + ": for a GPU only; leave it out, or add `device` cuda");
     }
     return;
   }
   if (options.transport == "shm") {
-    throw UsageError("--transport " + options.transport +
+    throw UsageError("`transport` " + options.transport +
                      ": connects CPUs; GPUs are connected by nccl, virtual ranks on one GPU by "
                      "threads; leave it out to let the launcher decide");
   }
   for (const char* const flag : {"--strict", "--validation"}) {
     if (app.count(flag) == 0) continue;
-    throw UsageError(std::string(flag) + ": for --device cpu only; leave it out");
+    throw UsageError(FieldOf(flag) + ": for `device` cpu only; leave it out");
   }
   if (options.one_sided && options.transport == "threads") {
     throw UsageError(
-        "--one-sided: is for GPUs connected by nccl; with --transport threads leave it out");
+        "`one_sided`: is for GPUs connected by nccl; with `transport` threads leave it out");
   }
   if (app.count("--partition-sms") > 0 &&
       (options.partition_sms < kSmsStep || options.partition_sms % kSmsStep != 0)) {
     const std::string step = std::to_string(kSmsStep);
-    throw UsageError("--partition-sms: must be a multiple of " + step + ", at least " + step +
+    throw UsageError("`partition_sms`: must be a multiple of " + step + ", at least " + step +
                      ", is " + std::to_string(options.partition_sms));
   }
   if (options.stamps > 0 && options.stamps <= options.steps) return;
   for (const char* const flag : {"--trace", "--calibrate"}) {
     if (app.count(flag) == 0) continue;
-    throw UsageError(std::string(flag) + ": needs times, and with --stamps " +
+    throw UsageError(FieldOf(flag) + ": needs times, and with `stamps` " +
                      std::to_string(options.stamps) + " no step is timed");
   }
 }
@@ -76,21 +76,21 @@ void CheckOptions(const RunOptions& options) {
         std::pair("--jsonl", &options.jsonl),
         std::pair("--matmul-choices", &options.matmul_choices)}) {
     if (*file != "-") continue;
-    throw UsageError(std::string(flag) + ": must be a file; standard output is for the report");
+    throw UsageError(FieldOf(flag) + ": must be a file; standard output is for the report");
   }
   if (options.steps < 1) {
-    throw UsageError("--steps: must be at least 1, is " + std::to_string(options.steps));
+    throw UsageError("`steps`: must be at least 1, is " + std::to_string(options.steps));
   }
   if (options.checkpoint_keep < 1) {
-    throw UsageError("--checkpoint-keep: must be at least 1, is " +
+    throw UsageError("`checkpoint_keep`: must be at least 1, is " +
                      std::to_string(options.checkpoint_keep));
   }
   if (options.capacity) CheckCapacity(*options.capacity);
   const auto check_range = [](const char* flag, std::optional<double> value, double low,
                               double high) {
     if (!value || (*value >= low && *value <= high)) return;
-    throw UsageError(std::string(flag) + ": must be in " + FormatReal(low) + ".." +
-                     FormatReal(high) + ", is " + FormatReal(*value));
+    throw UsageError(FieldOf(flag) + ": must be in " + FormatReal(low) + ".." + FormatReal(high) +
+                     ", is " + FormatReal(*value));
   };
   check_range("--lr", options.lr, 0, 10);
   check_range("--clip", options.clip, 0, kMostClip);
@@ -100,23 +100,23 @@ void CheckOptions(const RunOptions& options) {
        {std::pair("--timeout", options.timeout),
         std::pair("--rendezvous-timeout", options.rendezvous_timeout)}) {
     if (seconds > 0 && seconds <= kMaxTimeout) continue;
-    throw UsageError(std::string(flag) + ": must be above 0 and at most 1000000 seconds");
+    throw UsageError(FieldOf(flag) + ": must be above 0 and at most 1000000 seconds");
   }
 }
 
 /// Stages of the user's own know no model, text or checkpoints of ours.
 void CheckStages(const CLI::App& app, const RunOptions& options) {
   if (options.stages.empty()) {
-    if (app.count("--stages") > 0) throw UsageError("--stages: must be a file, is empty");
+    if (app.count("--stages") > 0) throw UsageError("`stages`: must be a file, is empty");
     if (app.count("--stage-options") == 0) return;
-    throw UsageError("--stage-options needs --stages FILE, which it is for");
+    throw UsageError("`stage_options` needs `stages` FILE, which it is for");
   }
   for (const char* const flag :
        {"--model", "--capacity", "--data", "--lr", "--clip", "--validation", "--validate-every",
         "--validate-batches", "--peak-flops", "--calibrate", "--checkpoint", "--checkpoint-every",
         "--checkpoint-keep", "--resume", "--resume-step", "--matmul-choices"}) {
     if (app.count(flag) == 0) continue;
-    throw UsageError(std::string(flag) + ": is not for custom stages; leave it out, or --stages");
+    throw UsageError(FieldOf(flag) + ": is not for custom stages; leave it out, or `stages`");
   }
 }
 
@@ -128,7 +128,7 @@ std::optional<double> HeldOut(const RunOptions& options) {
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), part);
   if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
   if (part > 0 && part < 1) return part;
-  throw UsageError("--validation: a part of the data must be above 0 and below 1, is " + text +
+  throw UsageError("`validation`: a part of the data must be above 0 and below 1, is " + text +
                    "; write ./" + text + " if it is a file");
 }
 
@@ -279,16 +279,16 @@ std::optional<RunOptions> ParseRunOptions(const std::vector<std::string>& words)
        {std::pair("--trace", &options.trace), std::pair("--calibrate", &options.calibrate),
         std::pair("--jsonl", &options.jsonl), std::pair("--validation", &options.validation)}) {
     if (app.count(flag) == 0 || !file->empty()) continue;
-    throw UsageError(std::string(flag) + ": must be a file, is empty");
+    throw UsageError(FieldOf(flag) + ": must be a file, is empty");
   }
   // A variable of the shell that is not set must not train for nothing.
   if (app.count("--checkpoint") > 0 && options.checkpoint.empty()) {
-    throw UsageError("--checkpoint: must be a folder, is empty");
+    throw UsageError("`checkpoint`: must be a folder, is empty");
   }
   for (const char* const flag :
        {"--resume", "--resume-step", "--checkpoint-every", "--checkpoint-keep"}) {
     if (!options.checkpoint.empty() || app.count(flag) == 0) continue;
-    throw UsageError(std::string(flag) + " needs --checkpoint DIR, the folder of the checkpoints");
+    throw UsageError(FieldOf(flag) + " needs `checkpoint` DIR, the folder of the checkpoints");
   }
   if (every) options.checkpoint_every = SmallNumber("--checkpoint-every", *every);
   if (resume_step) {
@@ -298,7 +298,7 @@ std::optional<RunOptions> ParseRunOptions(const std::vector<std::string>& words)
   if (log_every) options.log_every = SmallNumber("--log-every", *log_every);
   for (const char* const flag : {"--validate-every", "--validate-batches"}) {
     if (app.count(flag) > 0 && options.validation.empty()) {
-      throw UsageError(std::string(flag) + " needs --validation, the text to validate on");
+      throw UsageError(FieldOf(flag) + " needs `validation`, the text to validate on");
     }
   }
   if (validate_every) options.validate_every = SmallNumber("--validate-every", *validate_every);
@@ -307,7 +307,7 @@ std::optional<RunOptions> ParseRunOptions(const std::vector<std::string>& words)
   }
   options.grace = std::chrono::duration_cast<std::chrono::milliseconds>(
       std::chrono::nanoseconds(ParseDuration("--grace", grace)));
-  if (graph && no_graph) throw UsageError("--graph and --no-graph exclude each other");
+  if (graph && no_graph) throw UsageError("`graph` and `no_graph` exclude each other");
   options.graph = !no_graph;
   if (options.device == "cuda") {
     const bool needed = !options.trace.empty() || !options.calibrate.empty();

@@ -50,14 +50,14 @@ std::string Override(const CostsOption& option, bool known, double split, Unit u
   const auto say = [&](const std::string& more) {
     assumed += (assumed.empty() || more.empty() ? "" : "; ") + more;
   };
-  if (option.f) cost->f = Ticks(*option.f, unit, "--f");
-  if (option.b) cost->b = Ticks(*option.b, unit, "--b");
-  if (option.w) cost->w = Ticks(*option.w, unit, "--w");
+  if (option.f) cost->f = Ticks(*option.f, unit, "`f`");
+  if (option.b) cost->b = Ticks(*option.b, unit, "`b`");
+  if (option.w) cost->w = Ticks(*option.w, unit, "`w`");
   if ((option.b || option.w) && !option.bw) {
     say(SumUnlessKept("bw", before.bw, before.b + before.w, std::max(cost->b, cost->w),
                       cost->b + cost->w, unit, &cost->bw));
   }
-  if (option.bw) cost->bw = Ticks(*option.bw, unit, "--bw");
+  if (option.bw) cost->bw = Ticks(*option.bw, unit, "`bw`");
   // What timers give: nothing else says how long its two parts take.
   if (option.bw && !known && !(option.b && option.w)) {
     if (!option.b && !option.w) {
@@ -66,18 +66,18 @@ std::string Override(const CostsOption& option, bool known, double split, Unit u
       Time* const other = option.b ? &cost->w : &cost->b;
       const Time part = option.b ? cost->b : cost->w;
       if (part > cost->bw) {
-        throw UsageError(std::string("--bw: is shorter than --") + (option.b ? "b" : "w") +
+        throw UsageError(std::string("`bw`: is shorter than ") + (option.b ? "`b`" : "`w`") +
                          ", so that nothing is left for the other part; give both");
       }
       *other = cost->bw - part;
-      assumed = std::string(option.b ? "--w" : "--b") + " is what the other part leaves of --bw, " +
+      assumed = std::string(option.b ? "`w`" : "`b`") + " is what the other part leaves of `bw`, " +
                 FormatTime(*other, unit);
     }
   }
   if (!known && (option.f || option.b || option.w || option.bw)) {
-    std::string missing = option.f ? "" : "--f";
-    if (!option.b && !option.bw) missing += missing.empty() ? "--b" : ", --b";
-    if (!option.w && !option.bw) missing += missing.empty() ? "--w" : ", --w";
+    std::string missing = option.f ? "" : "`f`";
+    if (!option.b && !option.bw) missing += missing.empty() ? "`b`" : ", `b`";
+    if (!option.w && !option.bw) missing += missing.empty() ? "`w`" : ", `w`";
     if (!missing.empty()) {
       say(missing + " not given and taken as 1");
     }
@@ -86,14 +86,14 @@ std::string Override(const CostsOption& option, bool known, double split, Unit u
     say(SumUnlessKept("fb", before.fb, before.f + before.bw, std::max({cost->f, cost->b, cost->w}),
                       cost->f + cost->bw, unit, &cost->fb));
   }
-  if (option.fb) cost->fb = Ticks(*option.fb, unit, "--fb");
+  if (option.fb) cost->fb = Ticks(*option.fb, unit, "`fb`");
   say(MendNoise(cost, unit));
   return assumed;
 }
 
 /// "25GB/s", or a time.
 HostCost ReadHostLink(const std::string& text, Unit unit) {
-  const char* const flag = "--host-link";
+  const char* const flag = "`host_link`";
   try {
     if (text.ends_with("/s")) return {.latency = 0, .bandwidth = ParseBandwidth(text, unit)};
     return {.latency = ToTicks(ParseGivenTime(text), unit, flag), .bandwidth = 0};
@@ -107,8 +107,8 @@ HostCost ReadHostLink(const std::string& text, Unit unit) {
 /// UsageError where others have none, or what a stage takes is left out.
 Unit UnitOfFlags(const CostsOption& option) {
   const std::pair<const char*, const std::optional<GivenTime>*> flags[] = {
-      {"--f", &option.f},   {"--b", &option.b},   {"--w", &option.w},
-      {"--bw", &option.bw}, {"--fb", &option.fb}, {"--comm", &option.comm}};
+      {"`f`", &option.f},   {"`b`", &option.b},   {"`w`", &option.w},
+      {"`bw`", &option.bw}, {"`fb`", &option.fb}, {"`comm`", &option.comm}};
   const auto has_unit = [](const auto& flag) { return *flag.second && (*flag.second)->unit; };
   const auto* const first = std::ranges::find_if(flags, has_unit);
   if (first == std::end(flags)) return Unit::kUnit;
@@ -119,8 +119,8 @@ Unit UnitOfFlags(const CostsOption& option) {
   }
   if (!option.f || !(option.bw || (option.b && option.w))) {
     throw UsageError(std::string(first->first) +
-                     ": is in a unit of time, so nothing else can be taken as 1; give --f, and --b "
-                     "and --w or --bw");
+                     ": is in a unit of time, so nothing else can be taken as 1; give `f`, and `b` "
+                     "and `w` or `bw`");
   }
   return *(*first->second)->unit;
 }
@@ -171,7 +171,7 @@ void Warn(const std::vector<std::string>& assumed) {
   if (assumed.empty()) return;
   const std::string more =
       assumed.size() == 1 ? "" : "; and " + std::to_string(assumed.size() - 1) + " more like this";
-  Say("contraflow: warning: " + assumed.front() + more);
+  Say("contraflow: warning: " + WithFlags(assumed.front()) + more);
 }
 
 CostModel UnitCosts() {
@@ -180,19 +180,19 @@ CostModel UnitCosts() {
 }
 
 void RefuseChunkCosts(const CostsOption& option, bool layers) {
-  const std::pair<const char*, bool> flags[] = {{"--f", option.f.has_value()},
-                                                {"--b", option.b.has_value()},
-                                                {"--w", option.w.has_value()},
-                                                {"--bw", option.bw.has_value()},
-                                                {"--fb", option.fb.has_value()}};
+  const std::pair<const char*, bool> flags[] = {{"`f`", option.f.has_value()},
+                                                {"`b`", option.b.has_value()},
+                                                {"`w`", option.w.has_value()},
+                                                {"`bw`", option.bw.has_value()},
+                                                {"`fb`", option.fb.has_value()}};
   for (const auto& [name, given] : flags) {
     if (!given) continue;
     throw Error(std::string(name) +
                 (layers
-                     ? ": these costs are of layers, and it is of whole stages; give --costs with "
+                     ? ": these costs are of layers, and it is of whole stages; give `costs` with "
                        "other times there"
                      : ": a plan of components takes the times in \"moe\", cells have none of "
-                       "their own; give --costs with other times there"));
+                       "their own; give `costs` with other times there"));
   }
 }
 
@@ -201,7 +201,7 @@ CostModel ResolveCosts(const CostsOption& option, const CostModel& base,
   CostMending mending;
   mending.split = option.split.value_or(mending.split);
   if (!(mending.split >= 0 && mending.split <= 1)) {
-    throw UsageError("--split: must be in 0..1, is " + FormatReal(mending.split));
+    throw UsageError("`split`: must be in 0..1, is " + FormatReal(mending.split));
   }
   CostModel costs = option.file   ? ReadCostsOrProfile(*option.file, &mending)
                     : option.text ? ReadCosts(*option.text, "costs", &mending)
@@ -209,7 +209,7 @@ CostModel ResolveCosts(const CostsOption& option, const CostModel& base,
                                   : base;
   const bool known = option.file || option.text || option.read || base != UnitCosts();
   if (option.split && mending.assumed.empty() && (known || !option.bw || option.b || option.w)) {
-    throw UsageError("--split: divides a \"bw\" into b and w where neither is given; drop it");
+    throw UsageError("`split`: divides a \"bw\" into b and w where neither is given; drop it");
   }
   if (!known) {
     if (const Unit unit = UnitOfFlags(option); unit != Unit::kUnit) {
@@ -223,8 +223,8 @@ CostModel ResolveCosts(const CostsOption& option, const CostModel& base,
                                      [](const LayerCost& layer) { return layer.moe; });
   if (option.overlap && !costs.moe && !in_layers) {
     throw Error(
-        "--overlap: says how components overlap, and these costs have none; drop it, or give costs "
-        "with \"moe\", such as --costs deepseek-v3-h800");
+        "`overlap`: says how components overlap, and these costs have none; drop it, or give costs "
+        "with \"moe\", such as `costs` deepseek-v3-h800");
   }
   // Derived with the other overlap or not at all; figures that were given as such stay.
   if (costs.moe && (costs.stages.empty() || (option.overlap && costs.derived))) {
@@ -240,7 +240,7 @@ CostModel ResolveCosts(const CostsOption& option, const CostModel& base,
     }
   }
   if (option.comm) {
-    costs.comm = {.latency = Ticks(*option.comm, costs.unit, "--comm"),
+    costs.comm = {.latency = Ticks(*option.comm, costs.unit, "`comm`"),
                   .reduce_blocks = costs.comm.reduce_blocks};
   }
   if (option.host_link) costs.host = ReadHostLink(*option.host_link, costs.unit);
@@ -255,7 +255,7 @@ CostModel CostsForPlan(const CostsOption& option, const Plan& plan,
     RefuseChunkCosts(option);
     if (option.overlap) {
       throw Error(
-          "--overlap: how far the components of this plan overlap was settled when it was "
+          "`overlap`: how far the components of this plan overlap was settled when it was "
           "compiled; "
           "give it to contraflow compile");
     }
@@ -307,7 +307,7 @@ void CheckShared(const CostModel& costs, int64_t zero) {
   const bool optimizer = Says(costs, &MemoryCost::optimizer_bytes, &LayerCost::optimizer_bytes);
   const bool gradients = Says(costs, &MemoryCost::gradient_bytes, &LayerCost::gradient_bytes);
   if (zero == 0 || optimizer || (zero == 2 && gradients)) return;
-  throw Error("--zero: the costs do not say what replicas would share; give costs with " +
+  throw Error("`zero`: the costs do not say what replicas would share; give costs with " +
               std::string(zero == 2 ? "\"gradient_bytes\" and " : "") + "\"optimizer_bytes\"");
 }
 
@@ -319,12 +319,12 @@ void CheckSharing(const Spec& spec, int64_t zero) {
                      std::ranges::any_of(spec.costs.layers, knows);
   const int64_t most = std::max(copies.experts, copies.rest);
   if (std::min(copies.experts, copies.rest) > 1 || (known && most > 1)) return;
-  throw UsageError("--zero " + std::to_string(zero) +
-                   ": is what replicas share, and there is one; give --data-parallel N, " +
+  throw UsageError("`zero` " + std::to_string(zero) +
+                   ": is what replicas share, and there is one; give `data_parallel` N, " +
                    (most > 1 ? "costs that tell the bytes of experts from the rest, which an "
                                "expert group shares, "
                              : "") +
-                   "or leave --zero out");
+                   "or leave `zero` out");
 }
 
 }  // namespace
@@ -333,7 +333,7 @@ void ApplyDeviceMemory(const DeviceMemoryOption& option, Spec* spec) {
   CostModel& costs = spec->costs;
   if (option.zero) {
     if (*option.zero < 0 || *option.zero > 2) {
-      throw UsageError("--zero: must be 0, 1 or 2, is " + std::to_string(*option.zero));
+      throw UsageError("`zero`: must be 0, 1 or 2, is " + std::to_string(*option.zero));
     }
     CheckShared(costs, *option.zero);
     if (*option.zero > 0) CheckSharing(*spec, *option.zero);
@@ -347,17 +347,17 @@ void ApplyDeviceMemory(const DeviceMemoryOption& option, Spec* spec) {
   if (!option.bytes || *option.bytes == "none") return;
   spec->device_memory = ReadOption([&] { return ParseBytes(*option.bytes, "`device_memory`"); });
   if (LacksUnit(*option.bytes, costs)) {
-    throw Error("--device-memory: is " + *option.bytes + " bytes; did you mean " + *option.bytes +
+    throw Error("`device_memory`: is " + *option.bytes + " bytes; did you mean " + *option.bytes +
                 "GB?");
   }
   if (!CountsBytes(costs)) {
     throw Error(
-        "--device-memory: the costs do not say what activations take; give costs with "
+        "`device_memory`: the costs do not say what activations take; give costs with "
         "\"activation_bytes\"");
   }
   if (!holds) {
     throw Error(
-        "--device-memory: the costs do not say what parameters take; give costs with "
+        "`device_memory`: the costs do not say what parameters take; give costs with "
         "\"parameter_bytes\" (0 where a model has none)");
   }
 }
@@ -391,7 +391,7 @@ Overlap OverlapOf(const CostsOption& option, const CostModel& costs) {
   try {
     return ParseOverlap(*option.overlap);
   } catch (const Error& error) {
-    throw UsageError("--overlap: " + std::string(error.what()));
+    throw UsageError("`overlap`: " + std::string(error.what()));
   }
 }
 
@@ -429,14 +429,14 @@ SearchOptions ResolveSearch(const SearchOption& option) {
     try {
       search.placement = ParsePlacement(*option.placement);
     } catch (const Error& error) {
-      throw UsageError("--placement: " + std::string(error.what()));
+      throw UsageError("`placement`: " + std::string(error.what()));
     }
   }
   if (option.budget) search.budget = ParseDuration("--budget", *option.budget);
   if (option.seed) search.seed = static_cast<uint64_t>(*option.seed);
   if (option.noise) {
     if (!(*option.noise >= 0 && *option.noise <= kMostNoise)) {
-      throw UsageError("--noise: must be in 0..0.5, as in 0.1 for durations that vary by 10 %");
+      throw UsageError("`noise`: must be in 0..0.5, as in 0.1 for durations that vary by 10 %");
     }
     search.noise = *option.noise;
   }
@@ -444,10 +444,10 @@ SearchOptions ResolveSearch(const SearchOption& option) {
 }
 
 void RefuseSearchOptions(const SearchOption& option, const std::string& schedule) {
-  const std::pair<const char*, bool> flags[] = {{"--placement", option.placement.has_value()},
-                                                {"--budget", option.budget.has_value()},
-                                                {"--seed", option.seed.has_value()},
-                                                {"--noise", option.noise.has_value()}};
+  const std::pair<const char*, bool> flags[] = {{"`placement`", option.placement.has_value()},
+                                                {"`budget`", option.budget.has_value()},
+                                                {"`seed`", option.seed.has_value()},
+                                                {"`noise`", option.noise.has_value()}};
   for (const auto& [name, given] : flags) {
     if (!given) continue;
     throw UsageError(std::string(name) + ": is for auto, but " + schedule +

@@ -149,7 +149,7 @@ void Calibration::CheckPlan(const Plan& plan) {
                              [op](const Instruction& i) { return i.op == op; });
         });
     if (has) continue;
-    throw Error("--calibrate: the plan has no " + std::string(Name(op)) +
+    throw Error("`calibrate`: the plan has no " + std::string(Name(op)) +
                 " on its own, so its cost cannot be measured; use a plan of zb-1p");
   }
 }

@@ -86,7 +86,7 @@ int RequireDevices() {
   std::string why;
   const int devices = CudaDeviceCount(&why);
   if (devices > 0) return devices;
-  throw Error("--device cuda: no CUDA device: " + why + "; use --device cpu");
+  throw Error("`device` cuda: no CUDA device: " + why + "; use `device` cpu");
 }
 
 /// Says what computes attention, and why not cuDNN.
@@ -216,7 +216,7 @@ int TrainOnCuda(const RunOptions& given, char**) {
   if (options.transport == "nccl") NcclLibrary::SetDefaults();
   if (options.one_sided && options.transport == "threads") {
     throw UsageError(
-        "--one-sided: is for GPUs connected by nccl; start a process for each, or leave it out");
+        "`one_sided`: is for GPUs connected by nccl; start a process for each, or leave it out");
   }
   const int devices = RequireDevices();
   if (options.transport == "threads") {

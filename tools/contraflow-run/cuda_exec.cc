@@ -17,16 +17,16 @@ int TrainOnCuda(const RunOptions&, char** argv) {
   const std::filesystem::path self = std::filesystem::read_symlink("/proc/self/exe", ignored);
   const std::string program = self.parent_path() / "contraflow-run-cuda";
   execv(program.c_str(), argv);
-  throw Error("--device cuda: " + program +
+  throw Error("`device` cuda: " + program +
               " cannot be started: " + std::generic_category().message(errno) +
-              "; install it beside contraflow-run, or use --device cpu");
+              "; install it beside contraflow-run, or use `device` cpu");
 }
 
 #else
 
 int TrainOnCuda(const RunOptions&, char**) {
   throw Error(
-      "--device cuda: this build has no CUDA: use --device cpu, or build it again where the CUDA "
+      "`device` cuda: this build has no CUDA: use `device` cpu, or build it again where the CUDA "
       "Toolkit 13, NCCL and cuDNN are installed");
 }
 

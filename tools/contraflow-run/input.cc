@@ -112,7 +112,7 @@ Model ModelOf(const RunOptions& options, const Plan& plan) {
     try {
       FitModel(model, plan);
     } catch (const Error& error) {
-      throw Error(std::string("--check: computes on the host as well; leave it out, as ") +
+      throw Error(std::string("`check`: computes on the host as well; leave it out, as ") +
                   error.what());
     }
   }
@@ -208,10 +208,10 @@ RunInput ReadInputOf(const RunOptions& options, int process) {
 
 void RequireWritable(const RunOptions& options) {
   namespace fs = std::filesystem;
-  const NamedFile trace = {"--trace", options.trace},
-                  calibrate = {"--calibrate", options.calibrate},
-                  jsonl = {"--jsonl", options.jsonl},
-                  matmuls = {"--matmul-choices", options.matmul_choices};
+  const NamedFile trace = {"`trace`", options.trace},
+                  calibrate = {"`calibrate`", options.calibrate},
+                  jsonl = {"`jsonl`", options.jsonl},
+                  matmuls = {"`matmul_choices`", options.matmul_choices};
   RefuseOverwrite(trace, {calibrate, jsonl});
   RefuseOverwrite(jsonl, {calibrate});
   RefuseOverwrite(matmuls, {trace, calibrate, jsonl});
@@ -219,10 +219,10 @@ void RequireWritable(const RunOptions& options) {
     const std::string& path = output.path;
     if (path.empty()) continue;
     RefuseOverwrite(output, {{"the plan", options.plan},
-                             {"--data", options.data},
-                             {"--validation", options.validation},
-                             {"--model", options.model},
-                             {"--secret-file", options.secret_file}});
+                             {"`data`", options.data},
+                             {"`validation`", options.validation},
+                             {"`model`", options.model},
+                             {"`secret_file`", options.secret_file}});
     std::error_code error;
     if (fs::is_directory(path, error)) {
       throw Error(path + ": cannot be written: is a folder; name a file");

@@ -88,8 +88,8 @@ int RunCheckpoints::Begin(Run& run, RunCheck* check) {
     if (job_.leads()) lock_ = PrepareCheckpoints(folder);
     job_.Barrier();
     if (!options_.resume && job_.leads() && Checkpoint::Open(folder, std::nullopt)) {
-      throw Error("--checkpoint " + folder +
-                  ": has checkpoints of an earlier training; use --resume to continue it, or "
+      throw Error("`checkpoint` " + folder +
+                  ": has checkpoints of an earlier training; use `resume` to continue it, or "
                   "another folder");
     }
     writer_.emplace(folder, options_.checkpoint_keep, job_, Warn, run.NewCopies());
@@ -102,7 +102,7 @@ int RunCheckpoints::Resume(Run& run, RunCheck* check) {
   const std::string& folder = options_.checkpoint;
   const std::optional<Checkpoint> checkpoint = Checkpoint::Open(folder, options_.resume_step);
   if (!checkpoint && options_.resume_step) {
-    throw Error("--resume-step: " + folder + " has no checkpoint of step " +
+    throw Error("`resume_step`: " + folder + " has no checkpoint of step " +
                 std::to_string(*options_.resume_step));
   }
   const std::string found =

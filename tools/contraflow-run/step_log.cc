@@ -53,7 +53,7 @@ StepFile::StepFile(const std::string& path, int done)
   if (!S_ISREG(status.st_mode)) return;  // a pipe keeps nothing
   const int64_t kept = KeptBytes(ReadFile(path, kMaxLogBytes), done);
   if (kept < 0) {
-    throw Error("--jsonl " + path +
+    throw Error("`jsonl` " + path +
                 ": has something else than the steps of a training; name another file");
   }
   if (ftruncate(file_.get(), kept) != 0) throw FileError(path, "cannot be written", errno);

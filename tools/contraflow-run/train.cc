@@ -50,7 +50,7 @@ void SetSecret(const RunOptions& options, const World& world, MeetingPoint* poin
   if (!options.secret_file.empty()) {
     secret = ReadFile(options.secret_file, kMaxSecretBytes);
     while (!secret.empty() && (secret.back() == '\n' || secret.back() == '\r')) secret.pop_back();
-    if (secret.empty()) throw Error("--secret-file " + options.secret_file + ": is empty");
+    if (secret.empty()) throw Error("`secret_file` " + options.secret_file + ": is empty");
   } else if (const char* value = std::getenv("CONTRAFLOW_SECRET"); value != nullptr) {
     secret = value;
     if (secret.empty()) throw Error("CONTRAFLOW_SECRET: is empty; unset it or give it a value");
@@ -65,7 +65,7 @@ void SetSecret(const RunOptions& options, const World& world, MeetingPoint* poin
     throw Error("MASTER_ADDR " + world.master_address +
                 " can be reached from other machines, and this job has no secret to keep strangers "
                 "out: set CONTRAFLOW_SECRET to the same random text on all processes (openssl "
-                "rand -hex 16 makes one), or use --secret-file");
+                "rand -hex 16 makes one), or use `secret_file`");
   }
   point->job = world.job;
   point->user = geteuid();
@@ -80,7 +80,7 @@ Address AddressOf(const std::string& text) {
                         ? std::from_chars_result{end, std::errc::invalid_argument}
                         : std::from_chars(text.data() + colon + 1, end, address.port);
   if (read.ec != std::errc() || read.ptr != end || colon == 0) {
-    throw UsageError("--ask " + text + ": must be HOST:PORT, as of MASTER_ADDR and MASTER_PORT");
+    throw UsageError("`ask` " + text + ": must be HOST:PORT, as of MASTER_ADDR and MASTER_PORT");
   }
   address.host = text.substr(0, colon);
   if (address.host.front() == '[' && address.host.back() == ']') {
@@ -337,7 +337,7 @@ void CatchSignals(std::chrono::milliseconds period) {
   action.sa_handler = EndBySignal;
   sigaction(SIGALRM, &action, nullptr);
   if (timer_create(CLOCK_MONOTONIC, nullptr, &grace_timer) != 0) {
-    throw Error("no timer for --grace: " + std::generic_category().message(errno));
+    throw Error("no timer for `grace`: " + std::generic_category().message(errno));
   }
   action.sa_handler = AskToStop;
   for (const int signal : {SIGINT, SIGTERM, SIGUSR1, SIGUSR2, SIGHUP, SIGXCPU}) {
@@ -368,13 +368,13 @@ void RequireAlone(const RunOptions& options, const World& world) {
   const bool script = world.launcher == Launcher::kSrun && std::getenv("SLURM_STEP_ID") == nullptr;
   if (world.size == 1 || script) {
     if (!options.secret_file.empty()) {
-      throw Error("--secret-file: is for processes that meet, and this one is alone; leave it out");
+      throw Error("`secret_file`: is for processes that meet, and this one is alone; leave it out");
     }
     static_cast<void>(RankOrder(options.rank_order, Plan()));  // even if it changes nothing
     return;
   }
-  throw Error("--transport threads: " + std::to_string(world.size) +
-              " processes were launched, and each would train on its own; use --transport " +
+  throw Error("`transport` threads: " + std::to_string(world.size) +
+              " processes were launched, and each would train on its own; use `transport` " +
               (options.device == "cuda" ? "nccl" : "shm") + ", or launch one");
 }
 

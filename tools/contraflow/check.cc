@@ -140,10 +140,10 @@ void SayUnused(const CheckOptions& options, const LimitsFile& file,
 }
 
 int Check(const CheckOptions& options) {
-  const NamedFile junit = {"--junit", options.junit};
-  RefuseOverwrite(junit, {{"--bounds", options.bounds},
-                          {"--golden", options.golden},
-                          {"--costs", options.costs.file.value_or("")}});
+  const NamedFile junit = {"`junit`", options.junit};
+  RefuseOverwrite(junit, {{"`bounds`", options.bounds},
+                          {"`golden`", options.golden},
+                          {"`costs`", options.costs.file.value_or("")}});
   for (const std::string& path : options.plans) RefuseOverwrite(junit, {{"the plan", path}});
   LimitsFile file;
   if (!options.bounds.empty()) {
@@ -161,7 +161,7 @@ int Check(const CheckOptions& options) {
     }
   }
   if (!options.golden.empty() && options.plans.size() > 1) {
-    throw UsageError("--golden: is for one plan, " + std::to_string(options.plans.size()) +
+    throw UsageError("`golden`: is for one plan, " + std::to_string(options.plans.size()) +
                      " are given");
   }
   std::vector<Verdict> verdicts;
@@ -220,11 +220,11 @@ std::function<int()> AddCheck(CLI::App* app) {
   return [options] {
     if (options->max_bytes) {
       options->limits.max_bytes =
-          ReadOption([&] { return ParseBytes(*options->max_bytes, "--max-bytes"); });
+          ReadOption([&] { return ParseBytes(*options->max_bytes, "`max_bytes`"); });
     }
     if (options->max_memory) {
       options->limits.max_memory =
-          ReadOption([&] { return ParseMultiple(*options->max_memory, "--max-memory: "); });
+          ReadOption([&] { return ParseMultiple(*options->max_memory, "`max_memory`: "); });
     }
     return Check(*options);
   };

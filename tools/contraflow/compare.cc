@@ -107,7 +107,7 @@ std::vector<std::string> NamesToVary(const std::string& list) {
     const size_t end = std::min(list.find(',', begin), list.size());
     const std::string name = list.substr(begin, end - begin);
     if (std::ranges::count(known, name) == 0) {
-      throw UsageError("--vary: there is no \"" + name.substr(0, 64) + "\"" +
+      throw UsageError("`vary`: there is no \"" + name.substr(0, 64) + "\"" +
                        DidYouMean(name, known) +
                        "; give some of f, b, w, all-to-all, comm and memory, or all");
     }
@@ -137,7 +137,7 @@ void PrintOne(const CompareCommand& options, const std::vector<Point>& points,
   if (options.json) {
     Json json = ComparisonToJson(point.request, point.rows);
     if (variations) json["vary"] = VariationsToJson(*variations);
-    if (!assumed.empty()) json["warnings"] = assumed;
+    for (const std::string& what : assumed) json["warnings"].push_back(WithFlags(what));
     WriteFile("-", FormatJson("compare", json));
     return;
   }
@@ -177,24 +177,24 @@ void CheckFlags(const CompareCommand& options, bool sweep) {
   const auto refuse = [](bool both, const char* why) {
     if (both) throw UsageError(std::string("compare: ") + why);
   };
-  refuse(options.html == "-", "--html: must be a file; standard output is for the table");
+  refuse(options.html == "-", "`html`: must be a file; standard output is for the table");
   refuse(options.page() && (sweep || options.pareto),
-         "--html and --format html: are for one number of micro-batches and one limit, without "
-         "--pareto");
-  refuse(options.format != "text" && options.json, "--format: is another form than --json");
+         "`html` and `format` html: are for one number of micro-batches and one limit, without "
+         "`pareto`");
+  refuse(options.format != "text" && options.json, "`format`: is another form than `json`");
   refuse(options.format == "html" && (options.csv || options.vary),
-         "--format html: prints the page alone; drop --csv and --vary, or give --html FILE");
-  refuse(options.json && options.csv, "--csv: is another form than --json; give one of them");
+         "`format` html: prints the page alone; drop `csv` and `vary`, or give `html` FILE");
+  refuse(options.json && options.csv, "`csv`: is another form than `json`; give one of them");
   refuse(options.pareto && (options.csv || options.vary || !options.output.empty()),
-         "--pareto: prints the front alone; drop --csv, --vary and -o");
-  refuse(options.vary && options.csv, "--vary: has no CSV; drop --csv");
+         "`pareto`: prints the front alone; drop `csv`, `vary` and -o");
+  refuse(options.vary && options.csv, "`vary`: has no CSV; drop `csv`");
   refuse(sweep && (options.pareto || options.vary || !options.output.empty()),
-         "--pareto, --vary and -o: are for one number of micro-batches and one limit");
+         "`pareto`, `vary` and -o: are for one number of micro-batches and one limit");
   if (options.vary) NamesToVary(*options.vary);
   std::vector<CompareRow> none;
   if (!options.sort.empty()) SortRows(options.sort, &none);
   refuse(!options.sort.empty() && (sweep || options.pareto),
-         "--sort: is for one number of micro-batches and one limit, without --pareto");
+         "`sort`: is for one number of micro-batches and one limit, without `pareto`");
   refuse(options.output == "-", "-o: must be a file; standard output is for the table");
 }
 
@@ -207,9 +207,9 @@ int Run(const CompareCommand& options) {
   }
   const bool sweep = points.size() > 1;
   CheckFlags(options, sweep);
-  const NamedFile costs_file = {"--costs", options.costs.file.value_or("")};
+  const NamedFile costs_file = {"`costs`", options.costs.file.value_or("")};
   RefuseOverwrite({"-o", options.output}, {costs_file});
-  RefuseOverwrite({"--html", options.html}, {costs_file, {"-o", options.output}});
+  RefuseOverwrite({"`html`", options.html}, {costs_file, {"-o", options.output}});
   if (options.pareto) return RunPareto(options, points.front().request);
   size_t compared = 0;
   bool interrupted = false;

@@ -33,8 +33,8 @@ struct CompileCommand : CompileFlags {
 /// Throws UsageError if the pass does not run on the way to the level.
 void CheckPassRuns(const std::string& name, Level level) {
   if (name.empty() || name == "all" || ParseLevel(name) <= level) return;
-  throw UsageError("--dump-after " + name + ": is no pass to --level " + std::string(Name(level)) +
-                   "; give --level " + name);
+  throw UsageError("`dump_after` " + name + ": is no pass to `level` " + std::string(Name(level)) +
+                   "; give `level` " + name);
 }
 
 /// Prints the plan after each pass that is asked for and changed it.
@@ -74,8 +74,8 @@ std::string WhatIsLighter(const Spec& spec, const Plan& plan, const CompileOptio
 }
 
 int RunCompile(const CompileCommand& options) {
-  RefuseOverwrite({"--output", options.output}, {{"--costs", options.costs.file.value_or("")},
-                                                 {"--model", options.model.value_or("")}});
+  RefuseOverwrite({"`output`", options.output}, {{"`costs`", options.costs.file.value_or("")},
+                                                 {"`model`", options.model.value_or("")}});
   CompileRequest request = ResolveCompile(options);
   const Spec& spec = request.spec;
   CheckChunks(spec);

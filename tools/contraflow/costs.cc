@@ -86,7 +86,7 @@ std::string CostsJson(const CostModel& costs, const std::vector<std::string>& as
     }
     document["fb_order"] = std::move(order);
   }
-  if (!assumed.empty()) document["warnings"] = assumed;
+  for (const std::string& what : assumed) document["warnings"].push_back(WithFlags(what));
   return FormatJson("costs", document);
 }
 

@@ -28,7 +28,7 @@ CostSetup SetupOf(const CostsInitOptions& options) {
   try {
     setup.gpu = &FindGpu(options.gpu);
   } catch (const Error& error) {
-    throw UsageError(std::string("--gpu: ") + error.what());
+    throw UsageError(std::string("`gpu`: ") + error.what());
   }
   setup.tensor_parallel = options.tp;
   setup.expert_parallel = options.ep;
@@ -41,11 +41,11 @@ CostSetup SetupOf(const CostsInitOptions& options) {
     try {
       ParseEfficiencies(text, &setup.efficiency);
     } catch (const Error& error) {
-      throw UsageError(std::string("--efficiency: ") + error.what());
+      throw UsageError(std::string("`efficiency`: ") + error.what());
     }
   }
   if (!(options.wait >= 0 && options.wait <= 1)) {
-    throw UsageError("--wait: must be a share in 0..1, is " + FormatReal(options.wait));
+    throw UsageError("`wait`: must be a share in 0..1, is " + FormatReal(options.wait));
   }
   setup.wait = options.wait;
   return setup;
@@ -98,16 +98,16 @@ std::function<int()> AddCostsInit(CLI::App* init) {
     if (hf->count() == 0) {
       for (const CLI::Option* option : options->of_model) {
         if (option->count() == 0) continue;
-        throw UsageError("costs init: " + option->get_name() +
-                         " says something about --hf, which is missing; add it");
+        throw UsageError("costs init: " + FieldOf(option->get_name()) +
+                         " says something about `hf`, which is missing; add it");
       }
       WriteFile(options->out, CostsTemplate());
       return kExitFine;
     }
     if (options->gpu.empty()) {
-      throw UsageError("costs init: --hf needs --gpu; see contraflow costs init --help");
+      throw UsageError("costs init: `hf` needs `gpu`; see contraflow costs init --help");
     }
-    RefuseOverwrite({"-o", options->out}, {{"--hf", options->config}});
+    RefuseOverwrite({"-o", options->out}, {{"`hf`", options->config}});
     WriteFile(options->out, EstimatedCosts(*options));
     return kExitFine;
   };

@@ -54,7 +54,7 @@ int DiffRun(const DiffOptions& options, std::string first) {
     if (!text) throw Error(path + ": is no trace; several files are traces of one run");
     traces.push_back({path, std::move(*text)});
   }
-  if (options.stat) throw UsageError("--stat: is for two plans");
+  if (options.stat) throw UsageError("`stat`: is for two plans");
   const Plan plan = ReadPlanFile(options.left);
   RequireSound(plan, options.left);
   if (plan.level == Level::kCompute) {
@@ -91,16 +91,16 @@ int Diff(const DiffOptions& options) {
   if (options.left == "-" && options.right == "-") {
     throw UsageError("only one of the two plans can be - (standard input)");
   }
-  RefuseOverwrite({"--update-costs", options.update_costs},
+  RefuseOverwrite({"`update_costs`", options.update_costs},
                   {{"the plan", options.left}, {"the trace", options.right}});
   for (const std::string& path : options.more) {
-    RefuseOverwrite({"--update-costs", options.update_costs}, {{"the trace", path}});
+    RefuseOverwrite({"`update_costs`", options.update_costs}, {{"the trace", path}});
   }
   if (std::optional<std::string> trace = TraceIn(options.right)) {
     return DiffRun(options, std::move(*trace));
   }
   if (!options.update_costs.empty())
-    throw UsageError("--update-costs: needs a trace, and " + options.right + " is none");
+    throw UsageError("`update_costs`: needs a trace, and " + options.right + " is none");
   if (!options.more.empty()) throw UsageError("diff: takes two plans, or a plan and its traces");
   const Plan left = ReadPlanFile(options.left), right = ReadPlanFile(options.right);
   const int code = left == right ? kExitFine : kExitInput;

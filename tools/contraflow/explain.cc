@@ -28,20 +28,20 @@ struct ExplainOptions {
 
 void CheckQuestion(const ExplainOptions& options) {
   if (options.at && options.instruction) {
-    throw UsageError("--at and --instruction: give one of them");
+    throw UsageError("`at` and `instruction`: give one of them");
   }
   const bool one = options.at || options.instruction;
   const char* const flag = options.at ? "--at" : "--instruction";
-  if (one && !options.rank) throw UsageError(std::string(flag) + ": needs --rank");
+  if (one && !options.rank) throw UsageError(FieldOf(flag) + ": needs `rank`");
   if (one && options.json) {
-    throw UsageError(std::string(flag) + ": not with --json; --rank R --json has every idle time");
+    throw UsageError(FieldOf(flag) + ": not with `json`; `rank` R `json` has every idle time");
   }
 }
 
 /// The value of an option as an index below `count`.
 int IndexBelow(const char* flag, int64_t value, size_t count) {
   if (value >= 0 && static_cast<uint64_t>(value) < count) return static_cast<int>(value);
-  throw Error(std::string(flag) + ": must be in 0.." + std::to_string(count - 1) + ", is " +
+  throw Error(FieldOf(flag) + ": must be in 0.." + std::to_string(count - 1) + ", is " +
               std::to_string(value));
 }
 
@@ -51,16 +51,16 @@ std::string AboutRank(const ExplainOptions& options, const Explanation& explanat
   const int rank = IndexBelow("--rank", *options.rank, plan.programs.size());
   if (options.instruction) {
     if (plan.program(rank).empty())
-      throw Error("--instruction: rank " + std::to_string(rank) + " runs nothing");
+      throw Error("`instruction`: rank " + std::to_string(rank) + " runs nothing");
     const int index = IndexBelow("--instruction", *options.instruction, plan.program(rank).size());
     return WriteStart(explanation, {rank, index});
   }
   if (!options.at) return WriteIdle(explanation, rank);
   const Unit unit = explanation.costs.unit;
-  const Time at = ReadOption([&] { return ToTicks(*options.at, unit, "--at"); });
+  const Time at = ReadOption([&] { return ToTicks(*options.at, unit, "`at`"); });
   const std::string text = WriteMoment(explanation, rank, at);
   if (text.empty()) {
-    throw Error(std::string("--at: the step ") + (explanation.broken ? "stands" : "ends") + " at " +
+    throw Error(std::string("`at`: the step ") + (explanation.broken ? "stands" : "ends") + " at " +
                 FormatWithUnit(explanation.simulation.makespan, unit));
   }
   return text;

@@ -50,17 +50,17 @@ std::string Exported(const Plan& plan, const ExportOptions& options) {
 void CheckFlags(const ExportOptions& options) {
   const bool csv = options.to == "torch-csv";
   if (options.layers && options.to != "megatron-layout" && !options.titan()) {
-    throw UsageError("--layers: is for --to megatron-layout and torchtitan only");
+    throw UsageError("`layers`: is for `to` megatron-layout and torchtitan only");
   }
-  if (options.torch && !csv) throw UsageError("--torch: is for --to torch-csv only");
+  if (options.torch && !csv) throw UsageError("`torch`: is for `to` torch-csv only");
   if (!options.form.empty()) {
     if (!csv && !options.titan()) {
-      throw UsageError("--form: is for --to torch-csv and torchtitan only");
+      throw UsageError("`form`: is for `to` torch-csv and torchtitan only");
     }
     if (csv == IsTorchtitanForm(options.form)) {
-      throw UsageError("--form: must be " +
-                       std::string(csv ? "compute or compute_comms for --to torch-csv, is "
-                                       : "python, flags or toml for --to torchtitan, is ") +
+      throw UsageError("`form`: must be " +
+                       std::string(csv ? "compute or compute_comms for `to` torch-csv, is "
+                                       : "python, flags or toml for `to` torchtitan, is ") +
                        options.form);
     }
   }
@@ -74,7 +74,7 @@ void ExportTorchtitan(const Plan& plan, const ExportOptions& options) {
   // Layers that are not known come first: with them every form of the file is wrong.
   if (plan.routes.size() == 1) values = WriteTorchtitan(plan, csv, options.layers, form);
   const std::string flaw = FlawOfTorchtitanFile(options.output, form);
-  if (!flaw.empty()) throw UsageError("--output: " + flaw);
+  if (!flaw.empty()) throw UsageError("`output`: " + flaw);
   WriteFile(csv, WriteTorchCsv(plan));
   WriteFile(options.output, values);
 }
@@ -83,7 +83,7 @@ int Export(const ExportOptions& options) {
   CheckFlags(options);
   const std::string csv = options.titan() ? CsvBeside(options.output) : "";
   RefuseOverwrite({"the CSV", csv}, {{"the plan", options.plan}});
-  RefuseOverwrite({"--output", options.output}, {{"the plan", options.plan}});
+  RefuseOverwrite({"`output`", options.output}, {{"the plan", options.plan}});
   const Plan plan = ReadPlanFile(options.plan);
   RequireSound(plan, options.plan);
   if (options.titan()) {

@@ -29,8 +29,8 @@ struct ImportOptions {
 };
 
 int Import(const ImportOptions& options) {
-  RefuseOverwrite({"--output", options.output},
-                  {{"the schedule", options.file}, {"--costs", options.costs.file.value_or("")}});
+  RefuseOverwrite({"`output`", options.output},
+                  {{"the schedule", options.file}, {"`costs`", options.costs.file.value_or("")}});
   const Level level = ReadOption([&] { return ParseLevel(options.level); });
   std::vector<std::string> assumed;
   CostModel costs = ResolveCosts(options.costs, UnitCosts(), &assumed);

@@ -33,11 +33,11 @@ int RunProfile(const ProfileFlags& flags) {
     try {
       options.from = ParseProfileForm(flags.from);
     } catch (const Error& error) {
-      throw UsageError(std::string("--from: ") + error.what());
+      throw UsageError(std::string("`from`: ") + error.what());
     }
   }
   if (!(options.split >= 0 && options.split <= 1)) {
-    throw UsageError("--split: must be in 0..1, is " + FormatReal(options.split));
+    throw UsageError("`split`: must be in 0..1, is " + FormatReal(options.split));
   }
   std::optional<Plan> plan;
   if (!flags.plan.empty()) {
@@ -46,7 +46,7 @@ int RunProfile(const ProfileFlags& flags) {
   }
   for (const std::string& file : flags.files)
     RefuseOverwrite({"-o", flags.out}, {{"the profile", file}});
-  RefuseOverwrite({"-o", flags.out}, {{"--plan", flags.plan}});
+  RefuseOverwrite({"-o", flags.out}, {{"`plan`", flags.plan}});
   for (size_t i = 0; i < flags.files.size(); ++i) {
     const auto first = std::find(flags.files.begin(), flags.files.end(), flags.files[i]);
     if (first == flags.files.begin() + static_cast<std::ptrdiff_t>(i)) continue;

@@ -57,8 +57,8 @@ bool UseColor(const ShowOptions& options) {
 
 int WidthIn(int64_t width, int least, int most, const std::string& format) {
   if (width >= least && width <= most) return static_cast<int>(width);
-  throw UsageError("--width: must be in " + std::to_string(least) + ".." + std::to_string(most) +
-                   " for --format " + format + ", is " + std::to_string(width));
+  throw UsageError("`width`: must be in " + std::to_string(least) + ".." + std::to_string(most) +
+                   " for `format` " + format + ", is " + std::to_string(width));
 }
 
 int Width(const ShowOptions& options) {
@@ -78,14 +78,14 @@ std::optional<int> SvgWidth(const ShowOptions& options) {
 
 View ViewOf(const ShowOptions& options, const Plan& plan, Unit unit) {
   if (options.rank != -1 && (options.rank < 0 || options.rank >= plan.ranks)) {
-    throw Error("--rank: must be in 0.." + std::to_string(plan.ranks - 1) + ", is " +
+    throw Error("`rank`: must be in 0.." + std::to_string(plan.ranks - 1) + ", is " +
                 std::to_string(options.rank));
   }
   View view = {.rank = options.rank};
   ReadOption([&] {
-    if (options.from) view.from = ToTicks(*options.from, unit, "--from");
-    if (options.to) view.to = ToTicks(*options.to, unit, "--to");
-    if (view.to && *view.to <= view.from) throw Error("--to: must be after --from");
+    if (options.from) view.from = ToTicks(*options.from, unit, "`from`");
+    if (options.to) view.to = ToTicks(*options.to, unit, "`to`");
+    if (view.to && *view.to <= view.from) throw Error("`to`: must be after `from`");
   });
   return view;
 }
@@ -175,17 +175,17 @@ std::string Listing(const ShowOptions& options, const std::string& path) {
 void CheckFlags(const ShowOptions& options) {
   const bool html = options.format == "html";
   if (options.width && options.format != "grid" && options.format != "svg") {
-    throw UsageError("--width: is for --format grid and svg only");
+    throw UsageError("`width`: is for `format` grid and svg only");
   }
   if (options.color != "auto" && options.format != "grid") {
-    throw UsageError("--color: is for --format grid only");
+    throw UsageError("`color`: is for `format` grid only");
   }
   if (options.plans.size() > 1 && !html) {
-    throw UsageError("several plans are for --format html only");
+    throw UsageError("several plans are for `format` html only");
   }
   if (options.trace.empty()) return;
-  if (!html) throw UsageError("--trace: is for --format html only");
-  if (options.plans.size() > 1) throw UsageError("--trace: is of one plan; give that one alone");
+  if (!html) throw UsageError("`trace`: is for `format` html only");
+  if (options.plans.size() > 1) throw UsageError("`trace`: is of one plan; give that one alone");
 }
 
 /// Fills in the format by the name of the output, and refuses another one.
@@ -195,7 +195,7 @@ void TakeFormat(ShowOptions* options) {
   named = named == "txt" ? "text" : named == "htm" ? "html" : named;
   for (const char* const other : {"png", "pdf", "jpg", "dot", "json", "csv", "cbor"}) {
     if (named != other || !format.empty()) continue;
-    throw UsageError("--output " + options->output + ": show draws .svg, .html and text; " +
+    throw UsageError("`output` " + options->output + ": show draws .svg, .html and text; " +
                      (named == "png" || named == "pdf" || named == "jpg"
                           ? "other programs make ." + named + " of an .svg"
                           : "compile, export and simulate write ." + named + " files"));
@@ -203,16 +203,16 @@ void TakeFormat(ShowOptions* options) {
   if (named != "svg" && named != "html" && named != "text") named.clear();
   if (format.empty()) format = named.empty() ? "text" : named;
   if (named.empty() || format == named || (named == "text" && format == "grid")) return;
-  throw UsageError("--format " + format + ": does not go with --output " + options->output +
+  throw UsageError("`format` " + format + ": does not go with `output` " + options->output +
                    "; drop one of them");
 }
 
 int Show(ShowOptions options) {
   TakeFormat(&options);
   CheckFlags(options);
-  const NamedFile output = {"--output", options.output};
+  const NamedFile output = {"`output`", options.output};
   for (const std::string& path : options.plans) RefuseOverwrite(output, {{"the plan", path}});
-  RefuseOverwrite(output, {{"--trace", options.trace}});
+  RefuseOverwrite(output, {{"`trace`", options.trace}});
   const std::string& path = options.plans.front();
   if (options.format == "html") {
     WriteFile(options.output, Page(options));
@@ -230,7 +230,7 @@ int Show(ShowOptions options) {
     if (count > kMostDrawn) {
       throw Error(path + ": has " + FormatCount(count) +
                   " boxes in view, too many for one drawing (at most " + FormatCount(kMostDrawn) +
-                  "); use --rank, --from and --to, or --format html");
+                  "); use `rank`, `from` and `to`, or `format` html");
     }
     WriteFile(options.output, DrawSvg(picture, width));
   }

@@ -28,15 +28,15 @@ struct SimulateOptions {
 
 int RunSimulate(const SimulateOptions& options) {
   if (options.trace == "-") {
-    throw UsageError("--trace: must be a file; standard output is for the report");
+    throw UsageError("`trace`: must be a file; standard output is for the report");
   }
   const NamedFile plan_file = {"the plan", options.plan},
-                  costs_file = {"--costs", options.costs.file.value_or("")},
-                  trace_file = {"--trace", options.trace};
+                  costs_file = {"`costs`", options.costs.file.value_or("")},
+                  trace_file = {"`trace`", options.trace};
   RefuseOverwrite(trace_file, {plan_file, costs_file});
-  RefuseOverwrite({"--html", options.html}, {plan_file, costs_file, trace_file});
+  RefuseOverwrite({"`html`", options.html}, {plan_file, costs_file, trace_file});
   if (options.html == "-") {
-    throw UsageError("--html: must be a file; standard output is for the report");
+    throw UsageError("`html`: must be a file; standard output is for the report");
   }
   std::optional<ProgressLine> progress("simulating " + options.plan);
   const ScheduleFile file = ReadTimedSchedule(options.plan);
@@ -58,7 +58,7 @@ int RunSimulate(const SimulateOptions& options) {
   progress.reset();
   if (options.json) {
     Json json = ReportToJson(report);
-    if (!assumed.empty()) json["warnings"] = assumed;
+    for (const std::string& what : assumed) json["warnings"].push_back(WithFlags(what));
     WriteFile("-", FormatJson("simulate", json));
     return kExitFine;
   }

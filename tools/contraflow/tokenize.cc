@@ -97,7 +97,7 @@ class Vocabulary {
 
 int RunTokenize(const TokenizeFlags& options) {
   RefuseOverwrite({"-o", options.output},
-                  {{"the text", options.text}, {"--vocabulary", options.vocabulary}});
+                  {{"the text", options.text}, {"`vocabulary`", options.vocabulary}});
   if (options.output == "-" && isatty(STDOUT_FILENO) == 1) {
     throw UsageError("tokens are binary, and standard output is a terminal; give -o FILE");
   }

@@ -21,7 +21,7 @@ namespace {
 void CheckPlacement(const Plan& plan) {
   if (plan.layers > 0) {
     throw Error(
-        "the plan has components, for which Megatron-LM has no arguments; compile it with --level "
+        "the plan has components, for which Megatron-LM has no arguments; compile it with `level` "
         "comm or compute");
   }
   if (plan.routes.size() != 1) {
@@ -168,7 +168,7 @@ std::string WriteMegatronLayout(const Plan& plan, const std::optional<std::strin
   const std::string flaw = FlawOf(layout, plan.ranks);
   if (!flaw.empty()) {
     throw Error("Megatron-LM does not take the layout " + FormatLayerLayout(layout) + ": " + flaw +
-                "; compile with another --partition");
+                "; compile with another `partition`");
   }
   std::string text;
   const auto add = [&](const char* name, const std::string& value) {

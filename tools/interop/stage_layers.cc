@@ -65,7 +65,7 @@ LayerLayout ReadLayers(const Plan& plan, const std::string& text) {
   } else {
     if (!IsList(text)) {
       throw Error(
-          "--layers: must be how many layers there are or each stage has, as in 24 or 6,5x6,4, or "
+          "`layers`: must be how many layers there are or each stage has, as in 24 or 6,5x6,4, or "
           "a "
           "layout such as Et*6|(t*6|)*6t*4L, is \"" +
           text.substr(0, 64) + "\"");
@@ -80,7 +80,7 @@ LayerLayout ReadLayers(const Plan& plan, const std::string& text) {
   return layout;
 }
 
-/// An error about --layers in place of one about a partition.
+/// An error about `layers` in place of one about a partition.
 template <typename Body>
 auto AboutLayers(const Body& body) {
   try {
@@ -88,7 +88,7 @@ auto AboutLayers(const Body& body) {
   } catch (const Error& error) {
     std::string what = error.what();
     constexpr std::string_view kField = "`partition`";
-    if (what.starts_with(kField)) what.replace(0, kField.size(), "--layers");
+    if (what.starts_with(kField)) what.replace(0, kField.size(), "`layers`");
     throw Error(what);
   }
 }
@@ -110,23 +110,23 @@ LayerLayout LayersOfStages(const Plan& plan, const std::optional<std::string>& l
   if (!layers && plan.costs && !plan.costs->partition.empty()) {
     throw Error("the stages of this plan are of " + FormatPartition(plan.costs->partition) +
                 " layers of its costs, and it does not say which of these are transformer layers; "
-                "compile it again, or give --layers as a layout such as Et*6|(t*6|)*6t*4L");
+                "compile it again, or give `layers` as a layout such as Et*6|(t*6|)*6t*4L");
   }
   const std::optional<int> number = layers ? NumberOfLayers(*layers) : plan.stages;
   if (number) {
     if (*number < plan.stages || *number > kMostLayers) {
-      throw Error("--layers: must be in " + std::to_string(plan.stages) + ".." +
+      throw Error("`layers`: must be in " + std::to_string(plan.stages) + ".." +
                   std::to_string(kMostLayers) + ", at least one for each stage, is " + *layers);
     }
     if (known.empty() && !StagesAreAlike(plan)) {
       throw Error(
           "the stages of this plan differ, and its costs do not say how many layers each has; give "
-          "--layers as a list such as 6,5x6,4, or a layout such as Et*6|(t*6|)*6t*4L");
+          "`layers` as a list such as 6,5x6,4, or a layout such as Et*6|(t*6|)*6t*4L");
     }
   }
   if (!layers && unknown == UnknownLayers::kRefuse) {
     throw Error(
-        "the costs of this plan do not say how many layers the model has; give --layers, the "
+        "the costs of this plan do not say how many layers the model has; give `layers`, the "
         "number of transformer layers such as 32, a list of the stages such as 6,5x6,4, or a "
         "layout such as Et*6|(t*6|)*6t*4L");
   }
@@ -139,7 +139,7 @@ LayerLayout LayersOfStages(const Plan& plan, const std::optional<std::string>& l
   for (const std::string& stage : known) has += std::count(stage.begin(), stage.end(), 't');
   if (number && given == has) return known;
   if (layout == known) return known;
-  throw Error("--layers: the costs of the plan have the layers " + FormatLayerLayout(known) +
+  throw Error("`layers`: the costs of the plan have the layers " + FormatLayerLayout(known) +
               "; leave it out");
 }
 

@@ -42,16 +42,16 @@ std::string CellOfMessage(const Instruction& i) {
 void CheckCells(const Plan& plan, const TorchCsvOptions& options) {
   if (plan.layers > 0) {
     throw Error(
-        "the plan has components, for which PyTorch's CSV has no names; compile it with --level "
+        "the plan has components, for which PyTorch's CSV has no names; compile it with `level` "
         "comm or compute");
   }
   if (options.version < kRuntime) {
-    throw Error("--torch " + ToString(options.version) +
+    throw Error("`torch` " + ToString(options.version) +
                 ": its pipelining does not run schedules from a file; that needs torch " +
                 ToString(kRuntime) + " or later");
   }
   if (options.version < TorchReleaseFor(plan)) {
-    throw Error("--torch " + ToString(options.version) +
+    throw Error("`torch` " + ToString(options.version) +
                 ": the plan overlaps forwards with backwards (FB), cells OVERLAP_F_B, which need "
                 "torch " +
                 ToString(kOverlap) + " or later");
@@ -82,8 +82,8 @@ void CheckLosses(const Plan& plan) {
 void CheckMessages(const Plan& plan) {
   if (plan.level == Level::kCompute) {
     throw Error(
-        "the plan has no messages, it is of level compute; compile it with --level comm, or give "
-        "--form compute, from which PyTorch makes its own");
+        "the plan has no messages, it is of level compute; compile it with `level` comm, or give "
+        "`form` compute, from which PyTorch makes its own");
   }
   Plan single = plan;
   bool grouped = false;
@@ -98,7 +98,7 @@ void CheckMessages(const Plan& plan) {
       "not sound: rank " +
       std::to_string(findings[0].rank) + ", instruction " + std::to_string(findings[0].index) +
       ": " + findings[0].message.substr(0, findings[0].message.find('\n')) +
-      "; give --form compute, from which PyTorch makes its own messages");
+      "; give `form` compute, from which PyTorch makes its own messages");
 }
 
 /// The cells of one rank.
@@ -250,7 +250,7 @@ TorchVersion ParseTorchVersion(std::string_view text) {
       return version;
     }
   }
-  throw Error("--torch: must be a version of PyTorch, such as 2.9 or 2.15.0, is \"" +
+  throw Error("`torch`: must be a version of PyTorch, such as 2.9 or 2.15.0, is \"" +
               std::string(text.substr(0, 40)) + "\"");
 }
 

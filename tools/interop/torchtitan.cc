@@ -213,7 +213,7 @@ std::string FlawOfTorchtitanFile(const std::string& output, std::string_view for
   }
   if (!output.ends_with(".toml") || form == "toml") return "";
   return "torchtitan reads no TOML since February 2026; give a file such as " + name +
-         ", or --form toml for an older release";
+         ", or `form` toml for an older release";
 }
 
 }  // namespace contraflow

@@ -132,7 +132,7 @@ std::string DrawPage(std::span<const PagePlan> plans, const View& view) {
   if (count > kMostOnPage) {
     throw Error("the plans have " + FormatCount(count) + " instructions, a page takes at most " +
                 FormatCount(kMostOnPage) +
-                "; use --format grid or svg with --rank, --from and --to");
+                "; use `format` grid or svg with `rank`, `from` and `to`");
   }
   Json settings = {{"rank", view.rank}, {"from", view.from}, {"to", nullptr}};
   if (view.to) settings["to"] = *view.to;

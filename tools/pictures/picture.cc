@@ -95,11 +95,11 @@ View Within(View view, Time makespan, Unit unit) {
   if (view.to && *view.to > makespan) view.to = makespan;
   const Time to = view.to.value_or(makespan);
   if (view.from > 0 && view.from >= makespan) {
-    throw Error("--from: must be before the makespan, " + text(makespan) + ", is " +
+    throw Error("`from`: must be before the makespan, " + text(makespan) + ", is " +
                 text(view.from));
   }
   if (to < view.from || (to == view.from && view.to)) {
-    throw Error("--to (" + text(to) + ") must be after --from (" + text(view.from) + ")");
+    throw Error("`to` (" + text(to) + ") must be after `from` (" + text(view.from) + ")");
   }
   return view;
 }

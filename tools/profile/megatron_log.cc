@@ -83,15 +83,15 @@ class TimerLog {
     }
     if (shape_.microbatches < 1) {
       throw Error(file_.place +
-                  ": the timers add up the micro-batches of a step; say with --microbatches how "
-                  "many there are (and with --chunks how many stages a rank has), or give --plan");
+                  ": the timers add up the micro-batches of a step; say with `microbatches` how "
+                  "many there are (and with `chunks` how many stages a rank has), or give `plan`");
     }
     const int most = times_.rbegin()->first.rank;
     const int ranks = shape_.ranks > 0 ? shape_.ranks : most + 1;
     // The pipeline's ranks are the slowest to change: those of one stage stand together.
     if (most >= 0 && (most + 1) % ranks != 0) {
       throw Error(file_.place + ": the log has " + std::to_string(most + 1) +
-                  " ranks, which is no multiple of --ranks " + std::to_string(ranks));
+                  " ranks, which is no multiple of `ranks` " + std::to_string(ranks));
     }
     const int group = std::max(1, (most + 1) / std::max(1, ranks));
     const double parts = static_cast<double>(shape_.microbatches) * shape_.chunks;

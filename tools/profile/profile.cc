@@ -56,7 +56,7 @@ FileSamples ReadProfileText(std::string_view text, const std::string& place,
   const std::optional<ProfileForm> form = options.from ? options.from : FormOf(text);
   if (!form) {
     throw Error(place + ": is in none of the forms " + kProfileForms +
-                (text.empty() ? "; it is empty" : "; say with --from which it is"));
+                (text.empty() ? "; it is empty" : "; say with `from` which it is"));
   }
   LogShape shape = options.log;
   if (options.plan) {

@@ -63,7 +63,7 @@ SampleGroups GroupSamples(const std::vector<FileSamples>& files, const ProfileOp
                   " of " + std::to_string(file.world_size) + ", and the plan has " +
                   std::to_string(options.plan->ranks) +
                   " ranks, so its stage is not known; give a table with the columns stage, op and "
-                  "time (--from csv)");
+                  "time (`from` csv)");
     }
     for (const Sample& sample : file.samples) {
       const Instruction& what = sample.what;
@@ -114,7 +114,7 @@ int WarmupOf(const FileSamples& file, const ProfileOptions& options) {
   for (const Sample& sample : file.samples) last = std::max(last, sample.step);
   if (options.warmup > last && !file.samples.empty()) {
     throw Error(file.place + ": has " + std::to_string(last + 1) +
-                (last == 0 ? " step" : " steps") + ", and --warmup leaves none; give less");
+                (last == 0 ? " step" : " steps") + ", and `warmup` leaves none; give less");
   }
   return options.warmup >= 0 ? options.warmup : last > 0 ? 1 : 0;
 }

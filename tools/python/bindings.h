@@ -74,10 +74,6 @@ auto UntilInterrupted(Work work) {
   return task->get_future().get();
 }
 
-/// What the library or the command line says, in the words of Python: --memory-limit and
-/// `memory_limit` are memory_limit there.
-std::string WithKeywords(const std::string& text);
-
 /// Keyword arguments as options of the command line, those that are not None or False: memory_limit
 /// = "1x" is "--memory-limit=1x". With the GIL.
 std::vector<std::string> WordsOf(const py::dict& keywords);

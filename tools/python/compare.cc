@@ -30,7 +30,7 @@ std::shared_ptr<ComparisonObject> Compared(py::kwargs keywords) {
     std::vector<std::string> said;
     std::vector<Point> points = MakePoints(flags, &said);
     if (points.size() > 1) {
-      throw UsageError("--microbatches: one number of them and one --memory-limit at a time");
+      throw UsageError("`microbatches`: one number of them and one `memory_limit` at a time");
     }
     auto made = std::make_shared<ComparisonObject>(
         ComparisonObject{std::move(points.front()), flags.costs.given(), {}});

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cctype>
 #include <cmath>
 #include <string>
 
@@ -87,34 +86,7 @@ std::string ValueOf(const std::string& name, const py::handle& value, bool lists
   return text;
 }
 
-/// Where a flag such as --memory-limit ends that begins at `at`; `at` where there is none, as in a
-/// path.
-size_t EndOfFlag(const std::string& text, size_t at) {
-  if (text.compare(at, 2, "--") != 0 || (at > 0 && text[at - 1] == '-')) return at;
-  size_t end = at + 2;
-  while (end < text.size() && (std::islower(text[end]) != 0 || text[end] == '-')) ++end;
-  const bool path = end < text.size() && (text[end] == '/' || text[end] == '.') &&
-                    end + 1 < text.size() && text[end + 1] != ' ';
-  return end == at + 2 || path ? at : end;
-}
-
 }  // namespace
-
-std::string WithKeywords(const std::string& text) {
-  const std::string flags = WithFlags(text);
-  std::string out;
-  bool quoted = false;  // what the user wrote
-  for (size_t at = 0; at < flags.size();) {
-    if (flags[at] == '"') quoted = !quoted;
-    const size_t end = quoted ? at : EndOfFlag(flags, at);
-    if (end == at) {
-      out += flags[at++];
-      continue;
-    }
-    for (at += 2; at < end; ++at) out += flags[at] == '-' ? '_' : flags[at];
-  }
-  return out;
-}
 
 std::vector<std::string> WordsOf(const py::dict& keywords) {
   std::vector<std::string> words;

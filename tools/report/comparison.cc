@@ -279,14 +279,14 @@ std::string NameOf(const CompareRow& row) {
 void SortRows(const std::string& column, std::vector<CompareRow>* rows) {
   const auto key = std::ranges::find(kSortKeys, column, &SortKey::name);
   if (key == std::end(kSortKeys)) {
-    throw UsageError("--sort: must be makespan, bubble, ratio, gap, memory or total, is \"" +
+    throw UsageError("`sort`: must be makespan, bubble, ratio, gap, memory or total, is \"" +
                      column.substr(0, 64) + "\"");
   }
   const auto known = [](const CompareRow& row) { return row.report && row.total; };
   if (column == "total" && !rows->empty() && std::ranges::none_of(*rows, known)) {
     throw UsageError(
-        "--sort total: the costs do not say what ranks hold beside activations; give "
-        "costs with \"parameter_bytes\", or --sort memory");
+        "`sort` total: the costs do not say what ranks hold beside activations; give "
+        "costs with \"parameter_bytes\", or `sort` memory");
   }
   std::ranges::stable_sort(*rows, {}, [&](const CompareRow& row) {
     return std::pair(!row.report, row.report ? key->of(row) : 0);

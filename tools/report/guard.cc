@@ -112,8 +112,8 @@ class Judgement {
           report_.simulation.bubble_ratio(), 1);
     Times("max_makespan", limits_.max_makespan, "makespan", report_.simulation.makespan, "");
     if (limits_.max_exposed && plan_.layers == 0) {
-      throw Error("--max-exposed: " + path_ +
-                  " has no components, so no all-to-all is known; compile it with --level "
+      throw Error("`max_exposed`: " + path_ +
+                  " has no components, so no all-to-all is known; compile it with `level` "
                   "component");
     }
     Times("max_exposed", limits_.max_exposed, "exposed all-to-all", report_.largest_exposed(),
@@ -150,7 +150,7 @@ class Judgement {
   void Times(const char* limit, const std::optional<GivenTime>& given, const std::string& what,
              Time value, const std::string& where) {
     if (!given) return;
-    const Time bound = ToTicks(*given, report_.unit, Flag(limit));
+    const Time bound = ToTicks(*given, report_.unit, FieldOf(limit));
     Put(limit, FromTicks(value, report_.unit), FromTicks(bound, report_.unit), value > bound,
         what + " " + Exactly(value) + where + " is over " + Flag(limit) + " " + Exactly(bound),
         unit_);
@@ -161,8 +161,9 @@ class Judgement {
              const std::string& unit_of_limit = " %") {
     if (!bound) return;
     if (!(*bound >= 0 && *bound <= most)) {
-      throw UsageError(Flag(limit) + ": must be " + (most == 1 ? "in 0..1 or as in 10%" : ">= 0") +
-                       ", is " + FormatReal(*bound));
+      throw UsageError(FieldOf(limit) + ": must be " +
+                       (most == 1 ? "in 0..1 or as in 10%" : ">= 0") + ", is " +
+                       FormatReal(*bound));
     }
     char is[32], at_most[32];
     int digits = 2;  // so many more that both do not read alike
@@ -186,8 +187,8 @@ class Judgement {
   void Bytes() {
     if (plan_.level != Level::kBuffer && !MemoryLimit(costs_).bytes()) {
       throw Error(
-          "--max-bytes: the costs give no \"activation_bytes\" under \"memory\"; use "
-          "--costs with a file that does, or --max-activations");
+          "`max_bytes`: the costs give no \"activation_bytes\" under \"memory\"; use "
+          "`costs` with a file that does, or `max_activations`");
     }
     const auto worst = std::ranges::max_element(report_.memory, {}, &MemoryFigures::total);
     Count("max_bytes", *limits_.max_bytes, "bytes", worst->total(),
@@ -196,7 +197,7 @@ class Judgement {
 
   void Formula() {
     if (!report_.formula) {
-      throw Error("--formula: none is known for schedule \"" + plan_.schedule.substr(0, 64) +
+      throw Error("`formula`: none is known for schedule \"" + plan_.schedule.substr(0, 64) +
                   (plan_.layers > 0
                        ? "\" with components (formulas are for whole cells, level comm)"
                        : "\" with these sizes and costs (formulas are for equal stages and "

@@ -93,9 +93,9 @@ void KeepBatch(int64_t batch, int first, CompareRequest* request) {
   const int64_t parts =
       int64_t{spec.microbatches} * spec.data_parallel * ParallelOf(spec).batches();
   if (batch < 1 || batch % parts != 0) {
-    throw UsageError("--global-batch: " + std::to_string(batch) + " samples are no multiple of " +
+    throw UsageError("`global_batch`: " + std::to_string(batch) + " samples are no multiple of " +
                      Counted(parts, "micro-batch") +
-                     ", of all replicas; give another --microbatches");
+                     ", of all replicas; give another `microbatches`");
   }
   request->global_batch = batch;
   request->samples = batch / parts;
@@ -112,16 +112,16 @@ std::string PointName(const Point& point, bool limited) {
 
 std::vector<int> ParseMicrobatches(const std::string& text) {
   std::vector<int> numbers;
-  for (const std::string& word : Split("--microbatches", text)) {
+  for (const std::string& word : Split("`microbatches`", text)) {
     int number = 0;
     const char* const end = word.data() + word.size();
     const auto [at, error] = std::from_chars(word.data(), end, number);
     if (at != end || error == std::errc::invalid_argument) {
-      throw UsageError("compare: --microbatches: must be whole numbers as 32 or 16,32,64, is \"" +
+      throw UsageError("compare: `microbatches`: must be whole numbers as 32 or 16,32,64, is \"" +
                        text.substr(0, 64) + "\"; see contraflow compare --help");
     }
     if (error != std::errc()) {
-      throw UsageError("--microbatches: " + word.substr(0, 64) + " is too " +
+      throw UsageError("`microbatches`: " + word.substr(0, 64) + " is too " +
                        (word[0] == '-' ? "small" : "large") + ", the limit is " +
                        std::to_string(word[0] == '-' ? INT32_MIN : INT32_MAX));
     }
@@ -131,7 +131,7 @@ std::vector<int> ParseMicrobatches(const std::string& text) {
 }
 
 std::vector<std::string> ParseMemoryLimits(const std::string& text) {
-  return Split("--memory-limit", text);
+  return Split("`memory_limit`", text);
 }
 
 std::vector<Point> MakePoints(const CompareFlags& flags, std::vector<std::string>* assumed) {

@@ -36,9 +36,9 @@ TEST_SUITE("unit") {
               .f = 10'000'000, .b = 5'500'000, .w = 8'250'000, .bw = 13'750'000, .fb = 23'750'000});
     CHECK(profile.costs.stages[1].f == 20'000'000);
     CHECK(HasNote(profile, "b is 0.4 of bw"));
-    CHECK(FailureOf(log).find("say with --microbatches") != std::string::npos);
+    CHECK(FailureOf(log).find("say with `microbatches`") != std::string::npos);
     CHECK(FailureOf(log, {.log = {.ranks = 3, .microbatches = 8}}) ==
-          "p: the log has 4 ranks, which is no multiple of --ranks 3");
+          "p: the log has 4 ranks, which is no multiple of `ranks` 3");
     // Stages of a rank, and the other two forms.
     CHECK(CostsOfText(log, {.log = {.ranks = 2, .chunks = 2, .microbatches = 8}})
               .costs.stages.size() == 4);
@@ -129,14 +129,14 @@ TEST_SUITE("unit") {
     const std::string steps = "stage,op,time,microbatch\n0,F,9,0\n0,BW,9,0\n0,F,1,0\n0,BW,2,0\n";
     CHECK(CostsOfText(steps).costs.stages[0].bw == 2'000);
     CHECK(CostsOfText(steps, {.warmup = 0}).costs.stages[0].f == 5'000);
-    CHECK(FailureOf(steps, {.warmup = 2}) == "p: has 2 steps, and --warmup leaves none; give less");
+    CHECK(FailureOf(steps, {.warmup = 2}) == "p: has 2 steps, and `warmup` leaves none; give less");
   }
 
   TEST_CASE("every wrong profile has one clear message") {
     const std::pair<std::string, std::string> rows[] = {
         {"", "p: is in none of the forms kineto|megatron-log|nvtx-csv|trace|csv; it is empty"},
         {"hello",
-         "p: is in none of the forms kineto|megatron-log|nvtx-csv|trace|csv; say with --from "
+         "p: is in none of the forms kineto|megatron-log|nvtx-csv|trace|csv; say with `from` "
          "which it is"},
         {"{}", "p: has no \"traceEvents\"; give a trace of a profiler"},
         {"[{}, 3]", "p: /traceEvents/1: must be an object"},

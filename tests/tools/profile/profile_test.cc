@@ -301,7 +301,7 @@ TEST_SUITE("unit") {
     CHECK(FailureOf(of_rank(1), {.plan = &plan}) ==
           "p: names no stage, is of rank 1 of 2, and the plan has 4 ranks, so its stage is not "
           "known; "
-          "give a table with the columns stage, op and time (--from csv)");
+          "give a table with the columns stage, op and time (`from` csv)");
     // Names of PyTorch's runtime count alone where there are any.
     const ProfiledCosts both =
         CostsOfText(TraceOf(events + Event("gpu_user_annotation", "PP:3F0", 0, 5) +

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <span>
@@ -45,10 +46,10 @@ std::vector<DeviceStep> WalkAndGather(const Plan& plan, const RankOrder& order, 
                                       Device device, int step, Executor* executor,
                                       const std::function<DeviceStep(std::vector<Span>)>& results);
 
-/// Maps memory that all processes of a job share, for their wires. All processes call it, and none
-/// returns before all have it. Throws Error where this one cannot reach it, Aborted where another
+/// Maps memory that all processes of a job share, for wires with messages of `message_bytes` between
+/// stages. All processes call it, and none returns before all have it. Throws Error where this one cannot reach it, Aborted where another
 /// cannot.
-std::unique_ptr<SharedMemory> ShareMemory(Control& control);
+std::unique_ptr<SharedMemory> ShareMemory(Control& control, int64_t message_bytes);
 
 /// Trains with a plan on the host: this process is one of its devices, the others of the job are
 /// the others. Process 0 gets what all of them did.

@@ -27,8 +27,8 @@ namespace {
 namespace ipc = boost::interprocess;
 
 constexpr size_t kPage = 4096;
-constexpr size_t kLeastRing = size_t{16} << 10, kMostRing = size_t{1} << 20;
-constexpr size_t kMostOfAll = size_t{1} << 30;
+constexpr size_t kLeastRing = size_t{64} << 10, kMostRing = size_t{64} << 20;
+constexpr size_t kMostOfAll = size_t{1} << 36;
 constexpr int kMostProcesses = 1024;
 
 size_t WholePages(size_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
@@ -73,10 +73,13 @@ struct Layout {
 
 }  // namespace
 
-size_t SharedMemory::RingBytes(int processes) {
-  const auto rings = static_cast<size_t>(processes) * static_cast<size_t>(processes) *
-                     static_cast<size_t>(Wire::kChannels);
-  return std::clamp(std::bit_floor(kMostOfAll / std::max<size_t>(1, rings)), kLeastRing, kMostRing);
+size_t SharedMemory::RingBytes(int processes, int64_t message_bytes) {
+  const auto count = static_cast<size_t>(processes);
+  const size_t share = kMostOfAll / (count * count * static_cast<size_t>(Wire::kChannels));
+  const auto two = static_cast<size_t>(std::clamp<int64_t>(message_bytes, 0, kMostRing)) * 2;
+  // Their labels too.
+  const size_t wanted = std::bit_ceil(two + kPage);
+  return std::min(std::clamp(wanted, kLeastRing, kMostRing), std::bit_floor(share));
 }
 
 SharedMemory::SharedMemory(int processes, size_t ring_bytes)
@@ -122,7 +125,7 @@ SharedMemory::SharedMemory(int processes, const std::string& invitation)
   const Head head = bytes.Take<Head>();
   bytes.RequireEnd();
   if (head.processes != static_cast<uint64_t>(processes) || !std::has_single_bit(head.ring_bytes) ||
-      head.ring_bytes < kPage || head.ring_bytes > kMostOfAll) {
+      head.ring_bytes < kPage || head.ring_bytes > kMostRing) {
     throw Error("rank 0 told of shared memory that is not that of this job");
   }
   ring_bytes_ = static_cast<size_t>(head.ring_bytes);

@@ -41,13 +41,18 @@ class ThreadsTraining : public CustomTraining {
   CustomRun run_;
 };
 
+/// Bytes of one micro-batch between two stages.
+int64_t MessageBytes(const CustomStages& stages) {
+  return stages.bytes()[static_cast<size_t>(Value::input)];
+}
+
 /// This process is one device of a job.
 class ProcessTraining : public CustomTraining {
  public:
   ProcessTraining(const CustomStages& stages, const RunOptions& options,
                   const CustomProcess& process)
       : control_(process.control),
-        memory_(ShareMemory(control_)),
+        memory_(ShareMemory(control_, MessageBytes(stages))),
         wire_(*memory_, control_.rank(), process.name),
         transport_(stages.plan(), process.order, wire_, &process.progress, options.strict),
         run_(stages, process.order, transport_, control_, process.progress) {

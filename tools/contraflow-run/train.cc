@@ -28,6 +28,7 @@
 #include "runtime/launch/socket.h"
 #include "runtime/launch/threaded_run.h"
 #include "runtime/launch/world.h"
+#include "runtime/model/views.h"
 #include "runtime/transport/shm_wire.h"
 #include "runtime/transport/wire_transport.h"
 #include "tools/cli/exit.h"
@@ -105,13 +106,20 @@ Membership MeetOthers(const RunOptions& options, const World& world) {
   return Meet(point);
 }
 
+/// Bytes of one micro-batch between two stages.
+int64_t MessageBytes(const RunInput& input) {
+  const int members = input.plan.expert_parallel;
+  const LayerShape shape(input.model, members, input.model.experts / members);
+  return BytesOfValues<float>(shape)[static_cast<size_t>(Value::input)];
+}
+
 /// A device that the host computes.
 class HostRun : public LaunchedRun {
  public:
   HostRun(const RunOptions& options, const RunInput& input, const RankOrder& order,
           Control& control, Progress& progress, std::function<std::string(int)> name)
       : control_(control),
-        memory_(ShareMemory(control)),
+        memory_(ShareMemory(control, MessageBytes(input))),
         wire_(*memory_, control.rank(), std::move(name)),
         transport_(input.plan, order, wire_, &progress, options.strict),
         run_(input.plan, input.model, input.dataset, options.seed, order, transport_, control,

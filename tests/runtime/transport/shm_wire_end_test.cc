@@ -117,9 +117,11 @@ TEST_SUITE("unit") {
     }
     CHECK(Failure([] { SharedMemory(1025, 4096); }) ==
           "1025 processes of one machine cannot share memory; the most are 1024");
-    CHECK(SharedMemory::RingBytes(4) == size_t{1} << 20);
-    CHECK(SharedMemory::RingBytes(64) == size_t{64} << 10);
-    CHECK(SharedMemory::RingBytes(1024) == size_t{16} << 10);
+    CHECK(SharedMemory::RingBytes(4, 0) == size_t{64} << 10);
+    CHECK(SharedMemory::RingBytes(4, size_t{1} << 20) == size_t{4} << 20);
+    CHECK(SharedMemory::RingBytes(4, INT64_MAX) == size_t{64} << 20);
+    CHECK(SharedMemory::RingBytes(64, INT64_MAX) == size_t{4} << 20);
+    CHECK(SharedMemory::RingBytes(1024, INT64_MAX) == size_t{16} << 10);
   }
 
   TEST_CASE("shm wire: counts and labels that no wire writes are refused") {

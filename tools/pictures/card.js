@@ -16,11 +16,11 @@ function fillTooltip(page) {
 
 function boxLines(page, {p, id}) {
   const plan = page.plans[p];
-  const wait = lastWait(plan, id);
+  const on = waitsOf(plan)[id];
   return [
     element("b", {textContent: plan.text(id)}),
     `\nrank ${plan.rank[id]}, instruction ${plan.index(id)}\n${spanText(plan, id)}` +
-        (wait === null ? "" : `\nwaited for ${waitText(plan, id, wait)}`)];
+        (on < 0 ? "" : `\nwaited for ${plan.text(on)}${onRank(plan, on, id)}, until ${untilText(plan, on, id)}`)];
 }
 
 function gapLines(page, {plan, rank, gap}) {
@@ -36,11 +36,14 @@ function spanText(plan, id) {
       `takes ${timeText(plan.end[id] - plan.start[id], plan)}`;
 }
 
-// "the message SEND_F s2 m7 from rank 2, until 34 ms"
-function waitText(plan, id, wait) {
-  const where = plan.rank[wait.id] === plan.rank[id] ? "" : ` of rank ${plan.rank[wait.id]}`;
-  const reason = REASONS[wait.why];
-  return `${reason}${reason ? " " : ""}${plan.text(wait.id)}${where}, until ${timeText(wait.until, plan)}`;
+// Of an instruction that another one waited for.
+function onRank(plan, on, id) {
+  return plan.rank[on] === plan.rank[id] ? "" : ` on rank ${plan.rank[on]}`;
+}
+
+// A link is free when the message before it has left, which may be before it arrives.
+function untilText(plan, on, id) {
+  return timeText(Math.min(plan.end[on], plan.start[id]), plan);
 }
 
 function fillCard(page) {
@@ -62,7 +65,8 @@ function fillCard(page) {
       element("div", {textContent: spanText(plan, id)}));
   if (plan.runs(id)) {
     card.append(...idleLines(page, plan, p, id));
-    card.append(...listOf("Waits for", page.selectedWaits.map((wait) => waitLine(page, plan, p, wait))));
+    const waits = page.selectedWait < 0 ? [] : [waitLine(page, plan, p, page.selectedWait, id)];
+    card.append(...listOf("Waited for", waits));
     card.append(...listOf("Messages", page.selectedMessages.map((send) => messageLine(page, plan, p, send))));
   } else {
     card.append(...listOf("Why", standstillLines(page, plan, p, id)));
@@ -78,10 +82,8 @@ function goTo(page, plan, p, id) {
   return element("button", {className: "go", textContent: plan.text(id), onclick: () => page.reveal(p, id)});
 }
 
-function waitLine(page, plan, p, wait) {
-  const where = plan.rank[wait.id] === plan.rank[page.selected.id] ? "" : ` on rank ${plan.rank[wait.id]}`;
-  const text = plan.runs(wait.id) ? `${where}, ends ${timeText(plan.end[wait.id], plan)}` : `${where}, never runs`;
-  return element("li", {}, goTo(page, plan, p, wait.id), text);
+function waitLine(page, plan, p, on, id, verb = "") {
+  return element("li", {}, verb, goTo(page, plan, p, on), `${onRank(plan, on, id)}, until ${untilText(plan, on, id)}`);
 }
 
 function messageLine(page, plan, p, send) {
@@ -101,17 +103,12 @@ function idleLines(page, plan, p, id) {
   }
   const head = `${timeText(idle, plan)} of the ${lane} lane before it, since ` +
       (before < 0 ? "the start" : `the end of ${plan.text(before)}`);
-  const items = steps.slice(0, 8).map((step, k) => {
-    const whose = k === 0 ? id : steps[k - 1].id;
-    const where = plan.rank[step.id] === plan.rank[whose] ? "" : ` on rank ${plan.rank[step.id]}`;
-    const verb = k === 0 ? "it waits for " : "which waits for ";
-    const reason = REASONS[step.why];
-    return element("li", {}, verb + (reason ? reason + " " : ""), goTo(page, plan, p, step.id),
-                   `${where}, until ${timeText(step.until, plan)}`);
-  });
+  const items = steps.slice(0, 8).map((on, k) => k === 0
+      ? waitLine(page, plan, p, on, id, "it waits for ")
+      : waitLine(page, plan, p, on, steps[k - 1], "which waits for "));
   if (steps.length > 8) items.push(element("li", {textContent: `and ${steps.length - 8} more waits before`}));
   const root = steps.at(-1);
-  if (root && plan.start[root.id] === 0) {
+  if (root !== undefined && plan.start[root] === 0) {
     items.push(element("li", {textContent: "which starts with the step"}));
   }
   return [element("h3", {textContent: "Idle because"}), element("div", {textContent: head}),

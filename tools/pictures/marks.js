@@ -1,4 +1,4 @@
-// What lies over the rows: the box under the pointer, the selection with its predecessors and
+// What lies over the rows: the box under the pointer, the selection with its last wait and
 // messages, the critical path, what was found, and where a broken plan stands.
 
 class Marks {
@@ -94,16 +94,13 @@ class Marks {
     const {page, colors, context} = this;
     const plan = page.plans[p];
     if (!plan.runs(id)) return;
-    for (const wait of page.selectedWaits) {
-      if (wait.why === "message") {
-        this.arrow(p, wait.id, colors.wait);
-        // What is sent was made by something, and that has a box.
-        for (const made of predecessors(plan, wait.id)) {
-          if (made.why === "made" || made.why === "after") this.outline(p, made.id, colors.wait, 2);
-        }
-      } else {
-        this.outline(p, wait.id, colors.wait, 2);
+    // A message has no box, but the instruction before it in the chain has.
+    for (let on = page.selectedWait; on >= 0; on = waitsOf(plan)[on]) {
+      if (plan.lane(on) !== MESSAGE) {
+        this.outline(p, on, colors.wait, 2);
+        break;
       }
+      this.arrow(p, on, colors.wait);
     }
     for (const send of page.selectedMessages) this.arrow(p, send, colors.wait);
     const {idle, before} = page.selectedIdle;

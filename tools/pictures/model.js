@@ -17,7 +17,6 @@ function defineOperations(ops) {
 
 const hasForward = (op) => op === OP.F || op === OP.FB;
 const hasBackward = (op) => op === OP.B || op === OP.BW || op === OP.FB;
-const hasWeight = (op) => op === OP.W || op === OP.BW || op === OP.FB;
 
 class Plan {
   constructor(head) {
@@ -129,40 +128,26 @@ class Plan {
 
   cell(stage, microbatch) { return stage * this.microbatches + microbatch; }
 
-  // Where cells are, by kind of work: -1 where there is none.
+  // Of each cell the message with its output and that with its gradient: -1 where there is none.
   get cells() {
     if (this.cellTables) return this.cellTables;
-    const size = this.stages * this.microbatches;
-    const table = () => new Int32Array(size).fill(-1);
-    const cells = {forward: table(), backward: table(), weight: table(), sendF: table(),
-                   sendB: table(), recvF: table(), recvB: table(), reload: table()};
-    const named = {[OP.SEND_F]: cells.sendF, [OP.SEND_B]: cells.sendB, [OP.RECV_F]: cells.recvF,
-                   [OP.RECV_B]: cells.recvB, [OP.RELOAD]: cells.reload};
+    const table = () => new Int32Array(this.stages * this.microbatches).fill(-1);
+    const cells = {sendF: table(), sendB: table()};
+    const named = {[OP.SEND_F]: cells.sendF, [OP.SEND_B]: cells.sendB};
     for (let id = 0; id < this.count; ++id) {
-      const op = this.op[id];
-      if (hasForward(op)) cells.forward[this.cell(this.stage[id], this.microbatch[id])] = id;
-      const back = this.cell(this.backStage[id], this.backMicrobatch[id]);
-      if (hasBackward(op)) cells.backward[back] = id;
-      if (hasWeight(op)) cells.weight[back] = id;
-      if (named[op]) named[op][this.cell(this.stage[id], this.microbatch[id])] = id;
+      const table = named[this.op[id]];
+      if (table) table[this.cell(this.stage[id], this.microbatch[id])] = id;
     }
     return this.cellTables = cells;
   }
 
-  // The SEND of a RECV and the RECV of a SEND; -1 where it is missing.
+  // The SEND of a RECV; -1 where it is missing.
   sendOf(recv) {
     const forward = this.op[recv] === OP.RECV_F;
     const stage = this.stage[recv] + (forward ? -1 : 1);
     if (stage < 0 || stage >= this.stages) return -1;
     const table = forward ? this.cells.sendF : this.cells.sendB;
     return table[this.cell(stage, this.microbatch[recv])];
-  }
-  recvOf(send) {
-    const forward = this.op[send] === OP.SEND_F;
-    const stage = this.stage[send] + (forward ? 1 : -1);
-    if (stage < 0 || stage >= this.stages) return -1;
-    const table = forward ? this.cells.recvF : this.cells.recvB;
-    return table[this.cell(stage, this.microbatch[send])];
   }
 
   lane(id) { return OPS[this.op[id]].lane; }

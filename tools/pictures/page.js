@@ -111,6 +111,7 @@ class Page {
   }
   criticalPath(p) { return criticalPath(this.plans[p]); }
   gaps(p) { return gapsOf(this.plans[p]); }
+  waits(p) { return waitsOf(this.plans[p]); }
 
   // The instruction at a point of the stage: {p, id}, or null.
   hit({x, y}) {
@@ -150,7 +151,7 @@ class Page {
     this.selected = chosen;
     if (chosen) {
       const plan = this.plans[chosen.p];
-      this.selectedWaits = predecessors(plan, chosen.id);
+      this.selectedWait = waitsOf(plan)[chosen.id];
       this.selectedMessages = messagesOf(plan, chosen.id);
       this.selectedIdle = idleBecause(plan, chosen.id);
     }
@@ -185,8 +186,8 @@ class Page {
   goToCause() {
     if (!this.selected) return;
     const {p, id} = this.selected;
-    const wait = lastWait(this.plans[p], id);
-    if (wait !== null) this.reveal(p, wait.id);
+    const on = waitsOf(this.plans[p])[id];
+    if (on >= 0) this.reveal(p, on);
   }
 
   neighbour(step) {

@@ -14,14 +14,19 @@
 //     after         how far before it each instruction stands that it waits for
 //     times         start less when its lane or what it waits for was free, duration; () for a RECV
 //                   at the time of its SEND; (0) where it never runs
-//     memory        index less that of the change before, whether at its end, change of what is
-//     held
-//     idle          start less the end of the one before, length, cause; what it is about, if it
-//     is:
-//                   rank less this one, index less that of the last one there; () behind each rank
+//     memory        index less that of the change before, whether at its end, change in what is
+//                   held
+//     waited        of an instruction whose last wait is not the usual one (the one before it on
+//                   its lane, of a SEND on the compute lane): usual ones before it, then nothing,
+//                   or how far before it the wait is, or its rank less this one and its index less
+//                   that of the last one there; () after each rank
+//     idle          start less the end of the one before, length, cause; the instruction that it is
+//                   about, if any: rank less this one, index less that of the last one there; ()
+//                   after each rank
 
 #include <algorithm>
 #include <array>
+#include <optional>
 #include <span>
 #include <string>
 #include <unordered_map>
@@ -33,6 +38,7 @@
 #include "compiler/plan/grid.h"
 #include "compiler/simulate/idle.h"
 #include "compiler/simulate/memory.h"
+#include "compiler/simulate/waits.h"
 #include "tools/pictures/page.h"
 
 namespace contraflow {
@@ -252,6 +258,39 @@ std::string PackIdle(const PagePlan& page) {
   return tuples.Packed();
 }
 
+std::string PackWaits(const PagePlan& page) {
+  const Plan& plan = *page.plan;
+  const Waits waits(plan, *page.costs, page.run->timeline);
+  Tuples tuples;
+  for (int r = 0; r < plan.ranks; ++r) {
+    std::vector<int> last(static_cast<size_t>(plan.ranks), 0);
+    std::array<int, static_cast<size_t>(kLastLane) + 1> lanes{};
+    lanes.fill(-1);
+    int usual = 0;
+    for (int at = 0; at < static_cast<int>(plan.program(r).size()); ++at, ++usual) {
+      const Op op = waits.At({r, at}).op;
+      const int before = lanes[static_cast<size_t>(IsMessage(op) ? Lane::kCompute : LaneOf(op))];
+      if (!IsMessage(op)) lanes[static_cast<size_t>(LaneOf(op))] = at;
+      // A RECV waits for its SEND.
+      if (IsRecv(op) || waits.SpanOf({r, at}).start < 0) continue;
+      const std::optional<Wait> wait = waits.Last({r, at});
+      if (wait ? wait->on == InstructionRef{r, before} : before < 0) continue;
+      if (!wait) {
+        tuples.Put({usual});
+      } else if (wait->on.rank == r) {
+        tuples.Put({usual, at - wait->on.index});
+      } else {
+        int& there = last[static_cast<size_t>(wait->on.rank)];
+        tuples.Put({usual, wait->on.rank - r, wait->on.index - there});
+        there = wait->on.index;
+      }
+      usual = -1;
+    }
+    tuples.Put({});
+  }
+  return tuples.Packed();
+}
+
 Json RoutesOf(const Plan& plan) {
   Json routes = Json::array();
   for (const Route& route : plan.routes) {
@@ -319,7 +358,6 @@ Json HeadOf(const PagePlan& page, bool bytes) {
   Json out = {{"name", page.name},
               {"title", DescribePlan(plan)},
               {"costs", DescribeCosts(*page.costs)},
-              {"level", Name(plan.level)},
               {"ranks", plan.ranks},
               {"stages", plan.stages},
               {"microbatches", plan.microbatches},
@@ -327,7 +365,6 @@ Json HeadOf(const PagePlan& page, bool bytes) {
               {"unit", Name(page.costs->unit)},
               {"ticks", TicksPerUnit(page.costs->unit)},
               {"measured", page.run->timeline.measured},
-              {"exclusive", page.costs->comm.exclusive()},
               {"routes", RoutesOf(plan)}};
   const Sides sides(plan);
   out["sides"] = sides.count();
@@ -363,6 +400,7 @@ void WritePagePlan(const PagePlan& page, std::string* out) {
   if (lanes) *out += "\",\n\"after\":\"" + PackAfter(plan);
   *out += "\",\n\"times\":\"" + PackTimes(plan, page.run->timeline);
   *out += "\",\n\"memory\":\"" + PackMemory(page, bytes);
+  *out += "\",\n\"waited\":\"" + PackWaits(page);
   *out += "\",\n\"idle\":\"" + PackIdle(page) + "\"}";
 }
 

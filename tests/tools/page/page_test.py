@@ -134,6 +134,19 @@ def test_path(browser):
         check(before[1] == after[0], "the path is torn at", before, after)
 
 
+def test_waits(browser):
+    """Every instruction starts when the one that it waited for last ends, or at 0."""
+    torn = browser.evaluate("""(() => {
+      const plan = contraflow.plans[0], on = contraflow.waits(0), torn = [];
+      for (let id = 0; id < plan.count; ++id) {
+        const at = plan.text(id).startsWith("RECV") ? plan.start[on[id]] : on[id] < 0 ? 0 : plan.end[on[id]];
+        if (at !== plan.start[id]) torn.push(plan.text(id));
+      }
+      return torn;
+    })()""")
+    check(torn == [], "other waits than the simulator's:", torn[:5], len(torn))
+
+
 def test_view(browser):
     """Wheel, drag and keys move the view as they should."""
     whole = view(browser)
@@ -182,8 +195,8 @@ def test_asking(browser):
     settle(browser)
     card = browser.evaluate("document.getElementById('card').textContent")
     check("Idle because" in card and "SEND_F s2 m2 to=3" in card, card)
-    waits = browser.evaluate("contraflow.selectedWaits.map(({id, why}) => why + ': ' + contraflow.plans[0].text(id))")
-    check("message: SEND_F s2 m2 to=3" in waits and len(waits) == 2, waits)
+    wait = browser.evaluate("contraflow.plans[0].text(contraflow.selectedWait)")
+    check(wait == "F s4 m11", wait)
     check(browser.evaluate("contraflow.selectedMessages.length") == 2, "its messages are not marked")
     browser.key("b")
     settle(browser)
@@ -342,6 +355,7 @@ def main(tool, folder):
             if megabytes < 4:
                 test_figures(pages, browser, plan)
                 test_path(browser)
+                test_waits(browser)
         pages.open(browser, "small.html")
         test_view(browser)
         test_asking(browser)

@@ -13,7 +13,7 @@
 #include "compiler/plan/text.h"
 #include "runtime/core/bytes.h"
 #include "runtime/core/digest.h"
-#include "runtime/launch/fault_report.h"
+#include "runtime/core/seconds.h"
 #include "runtime/transport/link_set.h"
 
 namespace contraflow {

@@ -9,10 +9,10 @@
 #include "compiler/plan/plan.h"
 #include "runtime/core/executor.h"
 #include "runtime/core/progress.h"
-#include "runtime/core/run.h"
+#include "runtime/core/rank_order.h"
 #include "runtime/host/backend.h"
+#include "runtime/host/run.h"
 #include "runtime/launch/control.h"
-#include "runtime/launch/world.h"
 
 namespace contraflow {
 

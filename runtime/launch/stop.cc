@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "compiler/plan/text.h"
+#include "runtime/core/seconds.h"
 #include "runtime/launch/watch.h"
 
 namespace contraflow {

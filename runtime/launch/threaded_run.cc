@@ -7,7 +7,7 @@
 
 #include "compiler/plan/error.h"
 #include "runtime/core/executor.h"
-#include "runtime/launch/fault_report.h"
+#include "runtime/core/seconds.h"
 #include "runtime/transport/link_set.h"
 
 namespace contraflow {

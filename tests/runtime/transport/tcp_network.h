@@ -7,7 +7,7 @@
 
 #include "compiler/plan/plan.h"
 #include "runtime/core/progress.h"
-#include "runtime/launch/world.h"
+#include "runtime/core/rank_order.h"
 #include "runtime/transport/thread_transport.h"
 
 namespace contraflow {

@@ -10,7 +10,6 @@
 #include <new>
 
 #include "compiler/files/file.h"
-#include "kernels/gpu/stream.h"
 #include "tools/cli/terminal.h"
 
 namespace contraflow {
@@ -55,8 +54,6 @@ ExitError WordsOf(const std::exception_ptr& error) {
     return {e.what(), kExitUsage};
   } catch (const Error& e) {
     return {WithFlags(e.what()), kExitInput};
-  } catch (const gpu::GpuError& e) {
-    return {e.what(), kExitInput};
   } catch (const std::bad_alloc&) {
     return {"out of memory; use fewer ranks or micro-batches, or a smaller file", kExitInput};
   } catch (const InternalError& e) {

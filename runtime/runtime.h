@@ -6,10 +6,10 @@
 // <contraflow/contraflow.h> makes the plans.
 
 #include "runtime/core/executor.h"
-#include "runtime/core/run.h"
 #include "runtime/core/transport.h"
+#include "runtime/host/run.h"
+#include "runtime/launch/custom_run.h"
 #include "runtime/launch/threaded_run.h"
 #include "runtime/model/dataset.h"
 #include "runtime/model/model.h"
-#include "runtime/stages/custom_run.h"
 #include "runtime/transport/thread_transport.h"

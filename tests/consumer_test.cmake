@@ -1,7 +1,7 @@
 # Installs the build into staging folders, builds tests/consumer against it and runs it: the component
 # `compiler` where nothing that executes plans can be found, and the runtime where it is built.
 # cmake -DBUILD_DIR=... -DSOURCE_DIR=... -DWORK_DIR=... -DGENERATOR=... -DCXX=...
-#       -DRUNTIME=ON|OFF -DHARDENED=ON|OFF -P this
+#       -DRUNTIME=ON|OFF [-DCUDA=<toolkit>] -DHARDENED=ON|OFF -P this
 function(step)
   execute_process(COMMAND ${ARGV} RESULT_VARIABLE result OUTPUT_VARIABLE output ERROR_VARIABLE output)
   if(NOT result EQUAL 0)
@@ -84,6 +84,11 @@ endif()
 if(RUNTIME)
   step(${CMAKE_COMMAND} --install ${BUILD_DIR} --prefix ${WORK_DIR}/whole)
   consume(${SOURCE_DIR}/consumer/runtime ${WORK_DIR}/whole trainer)
+  if(CUDA)
+    # The execution core needs CUDA alone.
+    list(REMOVE_ITEM none -DCMAKE_DISABLE_FIND_PACKAGE_CUDAToolkit=ON)
+    consume(${SOURCE_DIR}/consumer/exec ${WORK_DIR}/whole issuer ${none} -DCUDAToolkit_ROOT=${CUDA})
+  endif()
 endif()
 file(GLOB programs ${BUILD_DIR}/tools/contraflow ${BUILD_DIR}/tools/contraflow-run*
      ${stage}/bin/* ${WORK_DIR}/whole/bin/*)

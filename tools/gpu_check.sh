@@ -437,7 +437,7 @@ correctness() {
   await 0
   at_once 1
   for name in graph streams clipped capacity dropless one-sided fault-capture fault-kill fault-stop; do
-    part "nccl-one-gpu $name" 60 "$work/tests/runtime/gpu/nccl_one_gpu_test.sh" "$bin/contraflow" \
+    part "nccl-one-gpu $name" 60 "$work/tests/runtime/nccl/nccl_one_gpu_test.sh" "$bin/contraflow" \
       "$bin/contraflow-run" $name
   done
   await 0

@@ -18,8 +18,8 @@
 #include "compiler/plan/error.h"
 #include "runtime/checkpoint/manifest.h"
 #include "runtime/core/digest.h"
+#include "runtime/core/quiet_thread.h"
 #include "runtime/model/parameters.h"
-#include "runtime/launch/link_set.h"
 
 namespace contraflow {
 namespace {

@@ -16,14 +16,6 @@
 
 namespace contraflow {
 
-/// What one device did in a step.
-struct DeviceStep {
-  std::vector<std::pair<int, float>> losses;  ///< of the micro-batches that end here: number, loss
-  int64_t dropped = 0;                        ///< (token, expert) pairs without capacity
-  std::map<std::string, double> squares;  ///< of the gradients it has, by block; only to clip them
-  std::vector<Span> spans;                ///< by instruction of its program
-};
-
 /// When a copy to or from the host ran.
 struct CopyTimes {
   Clock::time_point start{}, end{};

@@ -17,15 +17,6 @@ inline Time Nanoseconds(Clock::duration duration) {
   return std::chrono::nanoseconds(duration).count();
 }
 
-/// One of the devices that execute a plan: replicas x members of the expert group x ranks.
-struct Device {
-  int replica = 0;
-  int member = 0;
-  int rank = 0;
-
-  bool operator==(const Device&) const = default;
-};
-
 /// One SEND or RECV under way. Owned by whoever posts it; neither moved nor freed, and its bytes
 /// left alone, until it is done, or no rank of the run calls its transport any more.
 struct Transfer {

@@ -5,101 +5,16 @@
 #include <utility>
 
 namespace contraflow {
-namespace {
-
-/// The micro-batches of a stage in the order in which a program adds them to its weight gradients.
-std::vector<int> WeightOrder(const Program& program, int stage) {
-  std::vector<int> order;
-  for (const Instruction& i : program) {
-    // Of the components one speaks for all.
-    if (BackStage(i) == stage && (HasWeight(i.op) || (i.op == Op::ATTN_W && i.layer == 0))) {
-      order.push_back(BackMicrobatch(i));
-    }
-  }
-  return order;
-}
-
-std::vector<int> LayersOfStages(const Model& model, int stages) {
-  std::vector<int> layers;
-  for (int s = 0; s < stages; ++s) {
-    const LayerRange range = LayersOfStage(model, s, stages);
-    layers.push_back(range.last - range.first);
-  }
-  return layers;
-}
-
-}  // namespace
-
-float LossScale(const Plan& plan) {
-  return 1.0f / (static_cast<float>(plan.microbatches) * static_cast<float>(plan.data_parallel) *
-                 static_cast<float>(plan.expert_parallel));
-}
-
-size_t MicrobatchesOfStep(const Plan& plan) {
-  return MicrobatchPlace(plan, plan.data_parallel, 0, 0);
-}
-
-size_t MicrobatchPlace(const Plan& plan, int replica, int member, int microbatch) {
-  const int64_t device = int64_t{replica} * plan.expert_parallel + member;
-  return static_cast<size_t>(device * plan.microbatches + microbatch);
-}
-
-std::vector<int> StagesOf(const Plan& plan, int rank) {
-  std::vector<int> stages;
-  for (int s = 0; s < plan.stages; ++s) {
-    const auto holds = [&](const Route& route) {
-      return route.ranks[static_cast<size_t>(s)] == rank;
-    };
-    if (std::ranges::any_of(plan.routes, holds)) stages.push_back(s);
-  }
-  return stages;
-}
-
-ComponentWalk::ComponentWalk(const Plan& plan, const Model& model)
-    : layers_(LayersOfStages(model, plan.stages)), accesses_(plan, layers_) {
+ComponentWalk::ComponentWalk(const Plan& plan, std::vector<int> layers, const std::string& model)
+    : layers_(std::move(layers)), accesses_(plan, layers_) {
   const RecomputedCells recomputed(plan);
   for (int s = 0; s < plan.stages; ++s) {
     if (recomputed.extent(s).layers <= LayersOf(s)) continue;
     throw Error("the plan recomputes " + ToString(recomputed.extent(s)) + " of stage " +
                 std::to_string(s) + ", which has " + std::to_string(LayersOf(s)) + " in model \"" +
-                model.name + "\"; compile it with `recompute` layers=" +
-                std::to_string(LayersOf(s)) + " or less, or full");
+                model + "\"; compile it with `recompute` layers=" + std::to_string(LayersOf(s)) +
+                " or less, or full");
   }
-}
-
-SerialOrder::SerialOrder(const Plan& plan)
-    : plan_(plan), holders_(HoldersOfStage(plan)), route_of_(RouteOfMicrobatch(plan)) {
-  // By stage and copy: what is still to be added, the next one last.
-  std::vector<std::vector<std::vector<int>>> left(holders_.size());
-  for (size_t s = 0; s < left.size(); ++s) {
-    for (const int rank : holders_[s]) {
-      left[s].push_back(WeightOrder(plan.program(rank), static_cast<int>(s)));
-      std::ranges::reverse(left[s].back());
-    }
-  }
-  std::vector<bool> begun(static_cast<size_t>(plan.microbatches));
-  for (bool some = true; some;) {
-    some = false;
-    for (int m = 0; m < plan.microbatches; ++m) {
-      Pass pass{m, begun[static_cast<size_t>(m)], {}};
-      for (int s = 0; s < plan.stages; ++s) {
-        std::vector<int>& order = left[static_cast<size_t>(s)][CopyOf(s, m)];
-        if (order.empty() || order.back() != m) continue;
-        order.pop_back();
-        pass.stages.push_back(s);
-      }
-      if (pass.stages.empty()) continue;
-      begun[static_cast<size_t>(m)] = some = true;
-      passes_.push_back(std::move(pass));
-    }
-  }
-}
-
-size_t SerialOrder::CopyOf(int stage, int microbatch) const {
-  const auto s = static_cast<size_t>(stage);
-  const int route = route_of_[static_cast<size_t>(microbatch)];
-  const auto at = std::ranges::find(holders_[s], plan_.routes[static_cast<size_t>(route)].ranks[s]);
-  return static_cast<size_t>(at - holders_[s].begin());
 }
 
 }  // namespace contraflow

@@ -2,32 +2,22 @@
 
 #include <cstddef>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "compiler/plan/access.h"
 #include "compiler/plan/error.h"
 #include "compiler/plan/plan.h"
-#include "runtime/model/model.h"
 
 namespace contraflow {
-
-/// The share of one micro-batch of one device in the loss of a step.
-float LossScale(const Plan& plan);
-
-/// How many micro-batches a step has over all replicas and members, and the place of one among
-/// them, and of its loss: [replica][member][micro-batch].
-size_t MicrobatchesOfStep(const Plan& plan);
-size_t MicrobatchPlace(const Plan& plan, int replica, int member, int microbatch);
-
-/// The stages that a rank holds a copy of, ascending.
-std::vector<int> StagesOf(const Plan& plan, int rank);
 
 /// What the instructions of a plan come down to: the components of its chunks, where it has chunks,
 /// and the values that components and messages touch, layer by layer.
 class ComponentWalk {
  public:
-  /// The model is fitted to the plan, which must outlive this.
-  ComponentWalk(const Plan& plan, const Model& model);
+  /// Of the stages of a model that have so many layers each (LayersOfStages); the plan must outlive
+  /// this. `model` is its name, for messages. Throws Error if the plan recomputes more layers.
+  ComponentWalk(const Plan& plan, std::vector<int> layers, const std::string& model);
   /// Of opaque stages: a chunk is one component.
   explicit ComponentWalk(const Plan& plan) : accesses_(plan) {}
 
@@ -82,42 +72,5 @@ inline Value SeenFrom(const Instruction& i, const Access& access) {
   }
   return input ? Value::output : Value::dinput;
 }
-
-/// How a run without a pipeline takes the micro-batches of a plan: one after the other, so that the
-/// weight gradients of every copy of a stage (a rank that holds it) are added up in the order of
-/// that rank's program. With a sound plan (Verify) all components of a stage say the same.
-class SerialOrder {
- public:
-  /// One forward and backward of a micro-batch, and the stages that add its weight gradients then.
-  struct Pass {
-    int microbatch = 0;
-    bool again = false;       ///< it was computed before, for other stages
-    std::vector<int> stages;  ///< ascending
-  };
-
-  /// The plan must outlive this.
-  explicit SerialOrder(const Plan& plan);
-
-  /// Every stage of every micro-batch once. Where all copies agree on an order, as a rule the
-  /// ascending one, that is one pass for each micro-batch; otherwise some come again.
-  const std::vector<Pass>& passes() const { return passes_; }
-  /// How many sums over micro-batches there are of a stage's gradients, and which of them one is
-  /// added to: one for each copy in each of `groups`. Of what all members of an expert group have,
-  /// each replica and member is a group; of the experts, each replica.
-  size_t Sums(int stage, int groups) const {
-    return static_cast<size_t>(groups) * holders_[static_cast<size_t>(stage)].size();
-  }
-  size_t SumOf(int stage, int group, int microbatch) const {
-    return Sums(stage, group) + CopyOf(stage, microbatch);
-  }
-
- private:
-  size_t CopyOf(int stage, int microbatch) const;
-
-  const Plan& plan_;
-  const std::vector<std::vector<int>> holders_;
-  const std::vector<int> route_of_;
-  std::vector<Pass> passes_;
-};
 
 }  // namespace contraflow

@@ -10,7 +10,7 @@
 
 #include "compiler/plan/error.h"
 #include "kernels/host/bf16.h"
-#include "runtime/core/check.h"
+#include "runtime/host/check.h"
 
 namespace contraflow {
 namespace {

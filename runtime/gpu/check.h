@@ -3,9 +3,10 @@
 #include <cstdint>
 #include <string>
 
-#include "runtime/core/run.h"
+#include "runtime/core/step.h"
 #include "runtime/gpu/serial_run.h"
 #include "runtime/host/reference_run.h"
+#include "runtime/host/run.h"
 
 namespace contraflow {
 

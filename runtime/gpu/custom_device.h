@@ -4,10 +4,10 @@
 #include <span>
 
 #include "compiler/plan/plan.h"
-#include "runtime/gpu/gpu.h"
-#include "runtime/gpu/links.h"
+#include "runtime/exec/gpu.h"
+#include "runtime/exec/links.h"
 #include "runtime/gpu/products.h"
-#include "runtime/stages/custom_run.h"
+#include "runtime/stages/custom_serial_run.h"
 #include "runtime/stages/custom_stages.h"
 
 namespace contraflow {

@@ -98,7 +98,7 @@ GpuDevice::GpuDevice(const Plan& plan, const Model& model, const Dataset& datase
 
 /// Where the parts lie of all values that an instruction touches.
 void GpuDevice::PlaceValues(const Plan& plan, int rank, const AllocateMemory& allocate) {
-  const ComponentWalk walk(plan, model_);
+  const ComponentWalk walk(plan, LayersOfStages(model_, plan.stages), model_.name);
   const ValuePlaces places(plan, rank, walk, BytesOfGpuValues(shape_), model_.name, "cuda");
   arena_bytes_ = places.arena_bytes();
   arenas_ = AllocateArenas(arena_bytes_, gpu_, setup_, allocate);

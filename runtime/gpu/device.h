@@ -11,12 +11,12 @@
 #include "compiler/plan/plan.h"
 #include "kernels/gpu/elementwise.h"
 #include "runtime/core/transport.h"
-#include "runtime/gpu/gpu.h"
-#include "runtime/gpu/links.h"
+#include "runtime/exec/gpu.h"
+#include "runtime/exec/links.h"
 #include "runtime/gpu/products.h"
 #include "runtime/gpu/stage.h"
-#include "runtime/gpu/views.h"
 #include "runtime/model/dataset.h"
+#include "runtime/model/gpu_views.h"
 
 namespace contraflow {
 

@@ -139,7 +139,7 @@ class ProductTimer {
 };
 
 /// Bytes of what a product reads and writes, each where the next one may begin.
-struct Operands {
+struct MatmulMemory {
   size_t a, b, d;
 
   static size_t Bytes(int rows, int columns, int batch, size_t size) {
@@ -147,7 +147,7 @@ struct Operands {
         static_cast<size_t>(rows) * static_cast<size_t>(columns) * static_cast<size_t>(batch);
     return (bytes * size + 255) / 256 * 256;
   }
-  explicit Operands(const MatmulShape& s)
+  explicit MatmulMemory(const MatmulShape& s)
       : a(Bytes(s.m, s.k, s.batch, sizeof(gpu::Bf16))),
         b(Bytes(s.k, s.n, s.batch, sizeof(gpu::Bf16))),
         d(Bytes(s.m, s.n, s.batch, s.float_out ? sizeof(float) : sizeof(gpu::Bf16))) {}
@@ -159,11 +159,11 @@ void ChooseAlgorithms(
     const std::vector<MatmulShape>& shapes, Gpu& gpu, gpu::Stream stream, int sms,
     const std::function<void(const MatmulShape&, const MatmulAlgorithm&)>& found) {
   size_t most = 0;
-  for (const MatmulShape& shape : shapes) most = std::max(most, Operands(shape).all());
+  for (const MatmulShape& shape : shapes) most = std::max(most, MatmulMemory(shape).all());
   const ProductTimer timer(most, gpu, stream);
   const std::shared_ptr<std::byte> work = gpu.NewDeviceMemory(gpu::Matmuls::kWorkBytes);
   for (const MatmulShape& shape : shapes) {
-    const Operands operands(shape);
+    const MatmulMemory operands(shape);
     auto* const a = reinterpret_cast<gpu::Bf16*>(timer.memory());
     auto* const b = reinterpret_cast<gpu::Bf16*>(timer.memory() + operands.a);
     std::byte* const d = timer.memory() + operands.a + operands.b;

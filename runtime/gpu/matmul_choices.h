@@ -12,7 +12,7 @@
 
 #include "kernels/gpu/matmul.h"
 #include "kernels/gpu/stream.h"
-#include "runtime/gpu/gpu.h"
+#include "runtime/exec/gpu.h"
 
 namespace contraflow {
 

@@ -9,7 +9,7 @@
 #include "kernels/gpu/experts.h"
 #include "kernels/gpu/matmul.h"
 #include "kernels/gpu/stream.h"
-#include "runtime/gpu/gpu.h"
+#include "runtime/exec/gpu.h"
 #include "runtime/gpu/matmul_choices.h"
 #include "runtime/model/views.h"
 

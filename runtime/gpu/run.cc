@@ -9,14 +9,14 @@
 #include <utility>
 
 #include "compiler/plan/error.h"
+#include "runtime/exec/gpu.h"
+#include "runtime/exec/issue_order.h"
+#include "runtime/exec/issuer.h"
+#include "runtime/exec/links.h"
+#include "runtime/exec/step_watch.h"
 #include "runtime/gpu/custom_device.h"
 #include "runtime/gpu/device.h"
-#include "runtime/gpu/gpu.h"
-#include "runtime/gpu/issue_order.h"
-#include "runtime/gpu/issuer.h"
-#include "runtime/gpu/links.h"
 #include "runtime/gpu/state_copies.h"
-#include "runtime/gpu/step_watch.h"
 
 namespace contraflow {
 namespace {

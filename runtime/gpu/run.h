@@ -8,24 +8,19 @@
 #include <vector>
 
 #include "compiler/plan/plan.h"
-#include "runtime/core/run.h"
-#include "runtime/gpu/gpu.h"
-#include "runtime/gpu/links.h"
+#include "runtime/exec/gpu.h"
+#include "runtime/exec/issuer.h"
+#include "runtime/exec/links.h"
 #include "runtime/gpu/matmul_choices.h"
+#include "runtime/host/run.h"
 #include "runtime/model/dataset.h"
 #include "runtime/stages/custom_stages.h"
 
 namespace contraflow {
 
-/// How a GPU run issues its work.
-struct GpuRunOptions {
-  bool graph = true;  ///< capture the step once and replay it; else issue it anew every time
-  /// Every so many steps it is measured when each instruction runs, by two small kernels for each;
-  /// 0: never.
-  int stamps = 1;
-  int run_ahead =
-      256;  ///< without a graph: instructions the host may be ahead in a lane; 2 or more
-  /// A GpuHang (runtime/gpu/step_watch.h) where a GPU with all devices makes no progress for so
+/// How a GPU run goes.
+struct GpuRunOptions : IssueOptions {
+  /// A GpuHang (runtime/exec/step_watch.h) where a GPU with all devices makes no progress for so
   /// long: no stamp changes, or a step without stamps takes longer. 0: never.
   std::chrono::milliseconds timeout{0};
   /// Between processes: messages of the pipeline without a kernel (NcclPuts), so that its SMs
@@ -36,8 +31,6 @@ struct GpuRunOptions {
   /// File of the algorithms of matrix products (matmul_choices.h), which are timed where it has
   /// none; "": by the library's estimate.
   std::string matmul_choices = {};
-
-  bool StampsIn(int step) const { return stamps > 0 && step % stamps == 0; }
 };
 
 /// Makes one device of a plan: on a stream of its own for the setup, for so many SMs.

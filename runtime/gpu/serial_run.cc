@@ -10,11 +10,12 @@
 #include "compiler/plan/error.h"
 #include "kernels/gpu/exchange.h"
 #include "kernels/gpu/stream.h"
-#include "runtime/core/walk.h"
-#include "runtime/gpu/gpu.h"
+#include "runtime/core/serial_order.h"
+#include "runtime/core/step.h"
+#include "runtime/exec/gpu.h"
 #include "runtime/gpu/products.h"
 #include "runtime/gpu/stage.h"
-#include "runtime/gpu/views.h"
+#include "runtime/model/gpu_views.h"
 
 namespace contraflow {
 namespace {

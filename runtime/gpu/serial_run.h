@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "compiler/plan/plan.h"
-#include "runtime/gpu/gpu.h"
+#include "runtime/exec/gpu.h"
 #include "runtime/gpu/matmul_choices.h"
 #include "runtime/host/stage.h"
 #include "runtime/model/dataset.h"

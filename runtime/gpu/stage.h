@@ -8,10 +8,10 @@
 #include "kernels/gpu/clip.h"
 #include "kernels/gpu/elementwise.h"
 #include "kernels/host/bf16.h"
-#include "runtime/gpu/gpu.h"
+#include "runtime/exec/gpu.h"
 #include "runtime/gpu/products.h"
-#include "runtime/gpu/views.h"
 #include "runtime/host/stage.h"
+#include "runtime/model/gpu_views.h"
 #include "runtime/model/model.h"
 #include "runtime/model/parameters.h"
 

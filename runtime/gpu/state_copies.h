@@ -5,8 +5,8 @@
 #include <memory>
 #include <span>
 
-#include "runtime/checkpoint/checkpoint.h"
-#include "runtime/gpu/gpu.h"
+#include "runtime/exec/gpu.h"
+#include "runtime/model/state.h"
 
 namespace contraflow {
 

@@ -99,7 +99,7 @@ HostBackend::HostBackend(const Plan& plan, const Model& model, const Dataset& da
       stages_(plan.stages),
       shape_(model_, plan.expert_parallel, model_.experts / plan.expert_parallel),
       loss_scale_(LossScale(plan)),
-      walk_(plan, model_),
+      walk_(plan, LayersOfStages(model_, plan.stages), model_.name),
       bytes_(BytesOfValues<float>(shape_)),
       places_(plan, device.rank, walk_, bytes_, model_.name, "cpu"),
       arenas_(places_, bytes_, fill),

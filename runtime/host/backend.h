@@ -13,8 +13,10 @@
 
 #include "compiler/plan/instruction.h"
 #include "compiler/plan/plan.h"
+#include "runtime/core/devices.h"
 #include "runtime/core/executor.h"
 #include "runtime/core/part_times.h"
+#include "runtime/core/step.h"
 #include "runtime/core/transport.h"
 #include "runtime/core/value_places.h"
 #include "runtime/core/walk.h"

@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "compiler/plan/error.h"
-#include "runtime/launch/link_set.h"
+#include "runtime/core/quiet_thread.h"
 
 namespace contraflow {
 namespace {

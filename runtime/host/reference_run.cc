@@ -6,6 +6,7 @@
 
 #include "compiler/plan/error.h"
 #include "kernels/host/routing.h"
+#include "runtime/core/step.h"
 
 namespace contraflow {
 namespace {

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "compiler/plan/plan.h"
-#include "runtime/core/walk.h"
+#include "runtime/core/serial_order.h"
 #include "runtime/host/stage.h"
 #include "runtime/model/dataset.h"
 

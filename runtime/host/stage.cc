@@ -12,6 +12,7 @@
 #include "kernels/host/linear.h"
 #include "kernels/host/normalization.h"
 #include "kernels/host/routing.h"
+#include "runtime/model/dataset.h"
 
 namespace contraflow {
 namespace {
@@ -216,12 +217,6 @@ void BasicStage<T>::AddSquares(std::map<std::string, double>* squares) const {
   for (const ParameterBlock& block : layout_.blocks) {
     (*squares)[block.name] = SumOfSquares(block.size, gradients_.data() + block.offset);
   }
-}
-
-double NormOf(const std::map<std::string, double>& squares) {
-  double sum = 0;
-  for (const auto& [name, square] : squares) sum += square;
-  return std::sqrt(sum);
 }
 
 std::vector<StateBlock> StateOf(Stage& stage) {

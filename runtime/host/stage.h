@@ -11,20 +11,16 @@
 
 #include "compiler/plan/error.h"
 #include "kernels/host/buffer.h"
-#include "runtime/checkpoint/checkpoint.h"
 #include "runtime/model/model.h"
 #include "runtime/model/parameters.h"
+#include "runtime/model/state.h"
 #include "runtime/model/views.h"
 
 namespace contraflow {
 
 struct Dataset;
+struct MicroBatch;
 class PartTimes;
-
-/// The bytes one micro-batch trains on: batch * sequence each; target t is the byte after token t.
-struct MicroBatch {
-  std::vector<int32_t> tokens, targets;
-};
 
 /// One copy of one stage on one device: parameters, gradients and optimizer state, and what the
 /// components of its layers compute, the same code whichever stage they are in, with the embedding
@@ -113,10 +109,6 @@ class BasicStage {
 };
 
 using Stage = BasicStage<float>;
-
-/// The norm of all gradients from the squares of all blocks, each once: summed in the order of the
-/// names, so that it does not depend on any partition.
-double NormOf(const std::map<std::string, double>& squares);
 
 /// The state of a copy of a stage.
 struct StageState {

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "compiler/plan/error.h"
+#include "runtime/core/seconds.h"
 
 namespace contraflow {
 namespace {
@@ -232,18 +233,6 @@ std::string LossOfLeader(const std::string& prefix, const ProcessName& name, con
   const std::string position = StandingText(standing);
   return prefix + name(0) + " was lost: " + how +
          (position.empty() ? "" : "; " + name(process) + ": " + position) + "\n";
-}
-
-std::string SecondsText(double seconds) {
-  char text[64];
-  std::snprintf(text, sizeof text, "%.1f s", std::max(0.0, seconds));
-  return text;
-}
-
-std::string SecondsText(std::chrono::milliseconds time) {
-  char text[64];
-  std::snprintf(text, sizeof text, "%.15g s", static_cast<double>(time.count()) / 1000);
-  return text;
 }
 
 }  // namespace contraflow

@@ -65,9 +65,4 @@ std::string LossOfLeader(const std::string& prefix,
 std::string StandingLines(const std::function<std::string(int process)>& name,
                           const std::vector<Standing>& standings);
 
-/// A time that was measured, with one decimal: `0.3 s`.
-std::string SecondsText(double seconds);
-/// One that was set, as it is: `60 s`, `0.25 s`.
-std::string SecondsText(std::chrono::milliseconds time);
-
 }  // namespace contraflow

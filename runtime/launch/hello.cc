@@ -14,7 +14,7 @@
 #include "compiler/plan/text.h"
 #include "runtime/core/bytes.h"
 #include "runtime/core/digest.h"
-#include "runtime/launch/fault_report.h"
+#include "runtime/core/seconds.h"
 
 namespace contraflow {
 namespace {

@@ -4,11 +4,10 @@
 
 #include <condition_variable>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <mutex>
-#include <string>
 #include <thread>
+#include <string>
 #include <vector>
 
 #include "runtime/launch/link.h"
@@ -73,9 +72,5 @@ class LinkSet {
   Clock::time_point flush_until_{};  // once it is over
   std::thread thread_;
 };
-
-/// A thread that leaves signals to others, but for its own faults. Throws Error where the system
-/// has no room for it; `what` says what it is for.
-std::thread StartQuietly(const std::string& what, std::function<void()> work);
 
 }  // namespace contraflow

@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "compiler/plan/text.h"
-#include "runtime/launch/fault_report.h"
+#include "runtime/core/seconds.h"
 
 namespace contraflow {
 namespace {

@@ -124,8 +124,8 @@ std::vector<DeviceStep> GatherSteps(const Plan& plan, const RankOrder& order, Co
 std::unique_ptr<SharedMemory> ShareMemory(Control& control, int64_t message_bytes) {
   std::unique_ptr<SharedMemory> memory;
   if (control.rank() == 0) {
-    memory =
-        std::make_unique<SharedMemory>(control.size(), SharedMemory::RingBytes(control.size(), message_bytes));
+    memory = std::make_unique<SharedMemory>(control.size(),
+                                            SharedMemory::RingBytes(control.size(), message_bytes));
     control.Broadcast(memory->Invitation());
   } else {
     memory = std::make_unique<SharedMemory>(control.size(), control.Broadcast(""));

@@ -11,10 +11,10 @@
 #include "compiler/plan/plan.h"
 #include "runtime/core/executor.h"
 #include "runtime/core/progress.h"
-#include "runtime/core/run.h"
+#include "runtime/core/rank_order.h"
 #include "runtime/host/backend.h"
+#include "runtime/host/run.h"
 #include "runtime/launch/control.h"
-#include "runtime/launch/world.h"
 #include "runtime/transport/shared_memory.h"
 
 namespace contraflow {
@@ -46,9 +46,9 @@ std::vector<DeviceStep> WalkAndGather(const Plan& plan, const RankOrder& order, 
                                       Device device, int step, Executor* executor,
                                       const std::function<DeviceStep(std::vector<Span>)>& results);
 
-/// Maps memory that all processes of a job share, for wires with messages of `message_bytes` between
-/// stages. All processes call it, and none returns before all have it. Throws Error where this one cannot reach it, Aborted where another
-/// cannot.
+/// Maps memory that all processes of a job share, for wires with messages of `message_bytes`
+/// between stages. All processes call it, and none returns before all have it. Throws Error where
+/// this one cannot reach it, Aborted where another cannot.
 std::unique_ptr<SharedMemory> ShareMemory(Control& control, int64_t message_bytes);
 
 /// Trains with a plan on the host: this process is one of its devices, the others of the job are

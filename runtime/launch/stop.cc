@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "compiler/plan/text.h"
+#include "runtime/core/seconds.h"
 #include "runtime/launch/watch.h"
 
 namespace contraflow {

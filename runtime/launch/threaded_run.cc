@@ -7,8 +7,8 @@
 
 #include "compiler/plan/error.h"
 #include "runtime/core/executor.h"
-#include "runtime/launch/fault_report.h"
-#include "runtime/launch/link_set.h"
+#include "runtime/core/quiet_thread.h"
+#include "runtime/core/seconds.h"
 
 namespace contraflow {
 

@@ -15,9 +15,9 @@
 #include "compiler/plan/timeline.h"
 #include "runtime/core/executor.h"
 #include "runtime/core/progress.h"
-#include "runtime/core/run.h"
 #include "runtime/core/transport.h"
 #include "runtime/host/backend.h"
+#include "runtime/host/run.h"
 #include "runtime/transport/thread_transport.h"
 
 namespace contraflow {

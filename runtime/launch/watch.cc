@@ -8,6 +8,7 @@
 
 #include "compiler/plan/error.h"
 #include "runtime/core/bytes.h"
+#include "runtime/core/seconds.h"
 
 namespace contraflow {
 namespace {

@@ -9,11 +9,10 @@
 #include "compiler/files/json.h"
 #include "compiler/plan/error.h"
 #include "compiler/plan/text.h"
+#include "runtime/core/rank_order.h"
 
 namespace contraflow {
 namespace {
-
-constexpr int64_t kMaxProcesses = int64_t{1} << 20;
 
 /// Names of one launcher's variables.
 struct Variables {
@@ -187,8 +186,6 @@ std::string FirstNumber(std::string_view* list, const Error& broken) {
   return std::string(inside.substr(0, inside.find_first_of(",-")));
 }
 
-constexpr std::array<std::string_view, 3> kDimensions = {"ep", "dp", "pp"};
-
 }  // namespace
 
 World ReadWorld(const Environment& get) {
@@ -227,68 +224,6 @@ std::string FirstHost(std::string_view node_list) {
   }
   if (host.empty() || host.front() == '-' || node_list.back() == ',') throw Error(broken);
   return host;
-}
-
-RankOrder::RankOrder(std::string_view order, const Plan& plan) {
-  std::array<int, 3> dimensions = {0, 1, 2};
-  std::vector<std::string> orders;
-  bool found = false;
-  do {
-    std::string name;
-    for (const int d : dimensions) {
-      name += (name.empty() ? "" : "-") + std::string(kDimensions[static_cast<size_t>(d)]);
-    }
-    if (name == order) {
-      std::copy(dimensions.begin(), dimensions.end(), dimension_);
-      found = true;
-    }
-    orders.push_back(std::move(name));
-  } while (std::next_permutation(dimensions.begin(), dimensions.end()));
-  if (!found) {
-    std::string known;
-    for (const std::string& name : orders) known += (known.empty() ? "" : ", ") + name;
-    throw Error("unknown rank order \"" + std::string(order) + "\"" +
-                DidYouMean(std::string(order), orders) + "; known are: " + known);
-  }
-  const int counts[3] = {plan.expert_parallel, plan.data_parallel, plan.ranks};
-  int64_t processes = 1;
-  for (size_t place = 0; place < 3; ++place) {
-    size_[place] = counts[dimension_[place]];
-    processes *= size_[place];
-    if (processes > kMaxProcesses) {
-      throw Error("a plan of " + std::to_string(plan.ranks) + " ranks, " +
-                  std::to_string(plan.data_parallel) + " replicas and " +
-                  std::to_string(plan.expert_parallel) + " members needs more than " +
-                  std::to_string(kMaxProcesses) + " processes, the most that one job can have");
-    }
-  }
-}
-
-Device RankOrder::DeviceOf(int process) const {
-  CF_ASSERT(process >= 0 && process < processes());
-  int at[3] = {};
-  for (size_t place = 0; place < 3; ++place) {
-    at[dimension_[place]] = process % size_[place];
-    process /= size_[place];
-  }
-  return {.replica = at[1], .member = at[0], .rank = at[2]};
-}
-
-int RankOrder::ProcessOf(Device device) const {
-  const int at[3] = {device.member, device.replica, device.rank};
-  int process = 0;
-  for (size_t place = 3; place-- > 0;) {
-    CF_ASSERT(at[dimension_[place]] >= 0 && at[dimension_[place]] < size_[place]);
-    process = process * size_[place] + at[dimension_[place]];
-  }
-  return process;
-}
-
-std::string NameOf(const Plan& plan, Device device) {
-  std::string name;
-  if (plan.data_parallel > 1) name += "replica " + std::to_string(device.replica) + " ";
-  if (plan.expert_parallel > 1) name += "member " + std::to_string(device.member) + " ";
-  return name + "rank " + std::to_string(device.rank);
 }
 
 }  // namespace contraflow

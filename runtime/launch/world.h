@@ -3,10 +3,6 @@
 #include <functional>
 #include <string>
 #include <string_view>
-#include <vector>
-
-#include "compiler/plan/plan.h"
-#include "runtime/core/transport.h"
 
 namespace contraflow {
 
@@ -40,28 +36,5 @@ World ReadWorld(const Environment& get);
 /// The first host of a SLURM node list such as `gpu[003-010,12],login1`: gpu003. Throws Error if it
 /// is none.
 std::string FirstHost(std::string_view node_list);
-
-/// Which device of a plan each process of a job is. Written as the three dimensions from the one
-/// that changes fastest to the slowest: `ep` the member of the expert group, `dp` the replica, `pp`
-/// the rank.
-class RankOrder {
- public:
-  /// Neighbours in the job share experts, whose all-to-alls are the heaviest traffic.
-  static constexpr std::string_view kDefault = "ep-dp-pp";
-
-  /// `order` is a permutation of ep, dp and pp, joined by "-". Throws Error if it is not.
-  RankOrder(std::string_view order, const Plan& plan);
-
-  int processes() const { return size_[0] * size_[1] * size_[2]; }
-  Device DeviceOf(int process) const;
-  int ProcessOf(Device device) const;
-
- private:
-  // By place in the order: which dimension (0 ep, 1 dp, 2 pp), and how many it has.
-  int dimension_[3], size_[3];
-};
-
-/// `replica 0 member 1 rank 2`, without what there is only one of.
-std::string NameOf(const Plan& plan, Device device);
 
 }  // namespace contraflow

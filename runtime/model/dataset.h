@@ -7,11 +7,16 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <vector>
 
-#include "runtime/host/stage.h"
 #include "runtime/model/model.h"
 
 namespace contraflow {
+
+/// The bytes one micro-batch trains on: batch * sequence each; target t is the byte after token t.
+struct MicroBatch {
+  std::vector<int32_t> tokens, targets;
+};
 
 /// What a file of tokens begins with, little-endian as everything in it; `count` tokens of 2 or 4
 /// bytes follow, and nothing else.

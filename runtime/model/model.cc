@@ -328,4 +328,13 @@ LayerRange LayersOfStage(const Model& model, int stage, int stages) {
   return {first, first + each + (stage < more ? 1 : 0)};
 }
 
+std::vector<int> LayersOfStages(const Model& model, int stages) {
+  std::vector<int> layers;
+  for (int s = 0; s < stages; ++s) {
+    const LayerRange range = LayersOfStage(model, s, stages);
+    layers.push_back(range.last - range.first);
+  }
+  return layers;
+}
+
 }  // namespace contraflow

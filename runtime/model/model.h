@@ -61,7 +61,7 @@ void CheckModel(const Model& model, const std::string& place);
 /// have no layer, or not as many as it must have, or the members not as many experts each.
 Model SettleModel(Model model, int stages, int layers = 0, int members = 1);
 /// The same for the host, which has all of the model in one memory. Throws Error, too, if it would
-/// need absurd amounts of that. (For GPUs: FitGpuModel, runtime/gpu/views.h.)
+/// need absurd amounts of that. (For GPUs: FitGpuModel, runtime/model/gpu_views.h.)
 Model FitModel(Model model, int stages, int layers = 0, int members = 1);
 
 /// The model with the layers that a plan of components has, where its stages have unlike numbers of
@@ -90,5 +90,7 @@ struct LayerRange {
   int first, last;
 };
 LayerRange LayersOfStage(const Model& model, int stage, int stages);
+/// How many layers each stage has.
+std::vector<int> LayersOfStages(const Model& model, int stages);
 
 }  // namespace contraflow

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "compiler/plan/error.h"
-#include "runtime/launch/fault_report.h"
+#include "runtime/core/seconds.h"
 
 namespace contraflow {
 namespace {

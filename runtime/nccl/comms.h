@@ -12,9 +12,10 @@
 #include <utility>
 #include <vector>
 
+#include "runtime/core/devices.h"
+#include "runtime/core/rank_order.h"
 #include "runtime/core/transport.h"
-#include "runtime/gpu/gpu.h"
-#include "runtime/launch/world.h"
+#include "runtime/exec/gpu.h"
 #include "runtime/nccl/nccl.h"
 
 namespace contraflow {

@@ -6,7 +6,6 @@
 
 #include "compiler/plan/error.h"
 #include "kernels/gpu/exchange.h"
-#include "runtime/core/walk.h"
 
 namespace contraflow {
 namespace {

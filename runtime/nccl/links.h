@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "kernels/gpu/parcels.h"
-#include "runtime/gpu/gpu.h"
-#include "runtime/gpu/links.h"
+#include "runtime/exec/gpu.h"
+#include "runtime/exec/links.h"
 #include "runtime/nccl/comms.h"
 #include "runtime/nccl/puts.h"
 

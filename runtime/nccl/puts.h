@@ -9,8 +9,7 @@
 #include <vector>
 
 #include "runtime/core/transport.h"
-#include "runtime/gpu/links.h"
-#include "runtime/launch/world.h"
+#include "runtime/exec/links.h"
 #include "runtime/nccl/comms.h"
 
 namespace contraflow {

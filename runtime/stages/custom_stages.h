@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "compiler/plan/plan.h"
+#include "runtime/core/devices.h"
 #include "runtime/core/transport.h"
 #include "runtime/core/value_places.h"
 #include "runtime/stages/stage_api.h"

@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "compiler/plan/error.h"
-#include "runtime/launch/fault_report.h"
-#include "runtime/launch/world.h"
+#include "runtime/core/rank_order.h"
+#include "runtime/core/seconds.h"
 #include "runtime/transport/wire.h"
 #include "runtime/transport/wire_transport.h"
 

@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "compiler/plan/plan.h"
+#include "runtime/core/devices.h"
 #include "runtime/core/transport.h"
 
 namespace contraflow {

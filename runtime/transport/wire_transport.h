@@ -8,9 +8,10 @@
 #include <vector>
 
 #include "compiler/plan/plan.h"
+#include "runtime/core/devices.h"
 #include "runtime/core/progress.h"
+#include "runtime/core/rank_order.h"
 #include "runtime/core/transport.h"
-#include "runtime/launch/world.h"
 #include "runtime/transport/wire.h"
 
 namespace contraflow {

@@ -8,7 +8,7 @@
 #include <cstdlib>
 #include <string>
 
-#include "runtime/gpu/cuda_gpu.h"
+#include "runtime/exec/cuda_gpu.h"
 #include "tests/emulator/test_gpu.h"
 
 namespace contraflow {

@@ -10,7 +10,7 @@
 #include <new>
 #include <utility>
 
-#include "runtime/gpu/gpu.h"
+#include "runtime/exec/gpu.h"
 #include "tests/support/sanitized.h"
 
 namespace contraflow {

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "runtime/gpu/gpu.h"
+#include "runtime/exec/gpu.h"
 #include "tests/emulator/emulated_streams.h"
 #include "tests/emulator/emulator.h"
 

@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "runtime/gpu/gpu.h"
+#include "runtime/exec/gpu.h"
 #include "runtime/nccl/nccl.h"
 
 namespace contraflow {

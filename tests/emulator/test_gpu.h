@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "kernels/host/bf16.h"
-#include "runtime/gpu/gpu.h"
+#include "runtime/exec/gpu.h"
 
 namespace contraflow {
 

@@ -37,7 +37,7 @@ TEST_SUITE("unit") {
       }
       CAPTURE(object);
       ++files;
-      const std::string folder = "contraflow_gpu_kernels.dir/";
+      const std::string folder = "_kernels.dir/";
       const size_t name = object.find(folder) + folder.size();
       const std::string source =
           std::string(CF_TEST_DIR) + "/../kernels/" + object.substr(name, object.size() - name - 2);

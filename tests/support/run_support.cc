@@ -6,7 +6,7 @@
 
 #include "compiler/lower/lower.h"
 #include "compiler/plan/error.h"
-#include "runtime/core/check.h"
+#include "runtime/host/check.h"
 #include "runtime/model/views.h"
 #include "schedules/registry.h"
 #include "tests/support/failure.h"

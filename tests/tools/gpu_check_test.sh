@@ -6,7 +6,7 @@ set -eu
 sources=$1
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-mkdir -p "$work/path" "$work/bin" "$work/tools" "$work/tests/runtime/gpu"
+mkdir -p "$work/path" "$work/bin" "$work/tools" "$work/tests/runtime/nccl"
 cp "$sources/tools/gpu_check.sh" "$work/tools"
 
 stand_in() { # FILE LINE...: a program
@@ -68,7 +68,7 @@ stand_in path/ncu 'cat <<END
 END'
 stand_in path/nvidia-smi 'echo a GPU'
 stand_in path/ldd 'exit 0'
-stand_in tests/runtime/gpu/nccl_one_gpu_test.sh 'echo "SKIP: no sockets"' 'exit 77'
+stand_in tests/runtime/nccl/nccl_one_gpu_test.sh 'echo "SKIP: no sockets"' 'exit 77'
 
 check 0
 results >"$work/well"

@@ -19,7 +19,7 @@
 #include "compiler/files/json.h"
 #include "compiler/plan/error.h"
 #include "runtime/gpu/run.h"
-#include "runtime/gpu/views.h"
+#include "runtime/model/gpu_views.h"
 #include "tests/emulator/emulated_gpu.h"
 #include "tests/runtime/gpu/gpu_plan.h"
 #include "tests/support/run_support.h"
@@ -131,7 +131,7 @@ struct Trial {
     EmulatedGpu gpu;
     std::atomic<int> stop = 0;
     calls.clear();
-    ToldRun run(input, gpu, {.graph = ahead, .stamps = 0}, &calls, [&](int step) {
+    ToldRun run(input, gpu, {{.graph = ahead, .stamps = 0}}, &calls, [&](int step) {
       if (step == stop_in) stop = 15;
     });
     run.algorithms = algorithms;

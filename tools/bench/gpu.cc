@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "runtime/gpu/cuda_gpu.h"
+#include "runtime/exec/cuda_gpu.h"
 #include "tools/bench/gpu_bench.h"
 #include "tools/cli/exit.h"
 #include "tools/cli/options.h"

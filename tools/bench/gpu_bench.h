@@ -12,7 +12,7 @@
 #include "compiler/plan/plan.h"
 #include "compiler/plan/timeline.h"
 #include "kernels/host/bf16.h"
-#include "runtime/gpu/gpu.h"
+#include "runtime/exec/gpu.h"
 #include "runtime/model/model.h"
 #include "tools/bench/figure.h"
 

@@ -4,8 +4,8 @@
 #include "compiler/plan/error.h"
 #include "compiler/simulate/simulate.h"
 #include "runtime/gpu/run.h"
-#include "runtime/gpu/views.h"
 #include "runtime/model/dataset.h"
+#include "runtime/model/gpu_views.h"
 #include "schedules/compile.h"
 #include "tools/bench/gpu_bench.h"
 #include "tools/contraflow-run/calibration.h"
@@ -61,7 +61,7 @@ Measured Run(const NewGpu& new_gpu, Plan plan, const ScheduleSizes& sizes, bool 
       SettleModel(sizes.model, measured.plan.stages, kLayersOfStage, measured.plan.expert_parallel);
   const Dataset dataset = RandomBytes();
   const std::unique_ptr<Gpu> gpu = new_gpu();
-  GpuRun run(measured.plan, model, dataset, 1, *gpu, {.graph = graph, .stamps = 1});
+  GpuRun run(measured.plan, model, dataset, 1, *gpu, {{.graph = graph, .stamps = 1}});
   run.Step(1);
   Calibration calibration(measured.plan);
   for (int step = 2; step <= sizes.steps + 1; ++step) {
@@ -81,7 +81,7 @@ double WaitedOverAhead(const NewGpu& new_gpu, const Plan& plan, const ScheduleSi
   const Model model = SettleModel(sizes.model, plan.stages, kLayersOfStage, plan.expert_parallel);
   const Dataset dataset = RandomBytes();
   const std::unique_ptr<Gpu> gpu = new_gpu();
-  GpuRun run(plan, model, dataset, 1, *gpu, {.graph = true, .stamps = 0});
+  GpuRun run(plan, model, dataset, 1, *gpu, {{.graph = true, .stamps = 0}});
   int step = 0;
   run.Step(++step);
   const auto median = [&](bool ahead) {

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "compiler/plan/error.h"
-#include "runtime/gpu/views.h"
+#include "runtime/model/gpu_views.h"
 #include "runtime/model/views.h"
 #include "schedules/partition/stages.h"
 #include "schedules/published/rows.h"

@@ -12,7 +12,6 @@
 #include <set>
 
 #include "compiler/files/file.h"
-#include "kernels/gpu/stream.h"
 #include "tools/cli/compare_flags.h"
 #include "tools/cli/compile_flags.h"
 #include "tools/cli/terminal.h"
@@ -90,8 +89,6 @@ ExitError WordsOf(const std::exception_ptr& error) {
     return {WithFlags(e.what()), kExitUsage};
   } catch (const Error& e) {
     return {WithFlags(e.what()), kExitInput};
-  } catch (const gpu::GpuError& e) {
-    return {e.what(), kExitInput};
   } catch (const std::bad_alloc&) {
     return {"out of memory; use fewer ranks or micro-batches, or a smaller file", kExitInput};
   } catch (const InternalError& e) {

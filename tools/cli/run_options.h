@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "runtime/launch/world.h"
+#include "runtime/core/rank_order.h"
 
 namespace contraflow {
 

@@ -7,12 +7,13 @@
 
 #include "compiler/plan/error.h"
 #include "kernels/attention/attention.h"
+#include "kernels/gpu/stream.h"
+#include "runtime/exec/cuda_gpu.h"
+#include "runtime/exec/gpu.h"
+#include "runtime/exec/step_watch.h"
 #include "runtime/gpu/check.h"
-#include "runtime/gpu/cuda_gpu.h"
 #include "runtime/gpu/custom_device.h"
-#include "runtime/gpu/gpu.h"
-#include "runtime/gpu/process_run.h"
-#include "runtime/gpu/step_watch.h"
+#include "runtime/launch/gpu_process_run.h"
 #include "runtime/nccl/library.h"
 #include "tools/cli/exit.h"
 #include "tools/contraflow-run/custom.h"
@@ -208,7 +209,7 @@ class NcclRun : public LaunchedRun {
 
 }  // namespace
 
-int TrainOnCuda(const RunOptions& given, char**) {
+int TrainOnCuda(const RunOptions& given, char**) try {
   RunOptions options = given;
   const World world = ReadWorld([](const char* name) { return std::getenv(name); });
   if (options.transport.empty()) options.transport = world.size == 1 ? "threads" : "nccl";
@@ -231,6 +232,8 @@ int TrainOnCuda(const RunOptions& given, char**) {
     return std::make_unique<NcclRun>(options, input, order, device, control, progress);
   };
   return TrainLaunched(options, world, {run, CustomOnGpu(options, device)});
+} catch (const gpu::GpuError& error) {
+  throw Error(error.what());  // Tools know their exit codes from errors, not from GPUs.
 }
 
 }  // namespace contraflow

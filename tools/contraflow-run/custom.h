@@ -8,10 +8,9 @@
 #include <vector>
 
 #include "runtime/core/progress.h"
-#include "runtime/core/run.h"
 #include "runtime/launch/control.h"
-#include "runtime/launch/world.h"
-#include "runtime/stages/custom_run.h"
+#include "runtime/launch/custom_run.h"
+#include "runtime/stages/custom_serial_run.h"
 #include "runtime/stages/custom_stages.h"
 #include "tools/cli/run_options.h"
 #include "tools/contraflow-run/input.h"

@@ -6,7 +6,7 @@
 #include "compiler/plan/text.h"
 #include "runtime/checkpoint/manifest.h"
 #include "runtime/core/bytes.h"
-#include "runtime/core/run.h"
+#include "runtime/host/run.h"
 #include "runtime/launch/control.h"
 #include "tools/cli/exit.h"
 #include "tools/contraflow-run/output.h"

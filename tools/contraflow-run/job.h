@@ -10,7 +10,7 @@
 #include "compiler/plan/error.h"
 #include "runtime/checkpoint/checkpoint.h"
 #include "runtime/checkpoint/writer.h"
-#include "runtime/core/run.h"
+#include "runtime/host/run.h"
 #include "runtime/launch/process_run.h"
 #include "tools/cli/run_options.h"
 #include "tools/contraflow-run/input.h"

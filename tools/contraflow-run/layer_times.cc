@@ -10,7 +10,7 @@
 #include "compiler/plan/text.h"
 #include "compiler/plan/value.h"
 #include "runtime/core/bytes.h"
-#include "runtime/core/run.h"
+#include "runtime/host/run.h"
 #include "runtime/model/parameters.h"
 #include "runtime/model/views.h"
 #include "tools/contraflow-run/calibration.h"

@@ -10,7 +10,7 @@
 
 #include "compiler/bound/bound.h"
 #include "compiler/plan/plan.h"
-#include "runtime/core/run.h"
+#include "runtime/host/run.h"
 #include "tools/contraflow-run/job.h"
 #include "tools/report/text.h"
 

@@ -21,6 +21,7 @@
 #include "compiler/files/file.h"
 #include "compiler/files/plan_io.h"
 #include "compiler/plan/error.h"
+#include "kernels/gpu/stream.h"
 #include "runtime/launch/control.h"
 #include "runtime/launch/meeting.h"
 #include "runtime/launch/process_run.h"
@@ -274,6 +275,8 @@ int Member::Train() {
     control_.Fail(FaultKind::kError, "", kExitInput);
   } catch (const JobError& error) {
     control_.Fail(FaultKind::kJob, Legible(error.what()), kExitInput);
+  } catch (const gpu::GpuError& error) {
+    control_.Fail(FaultKind::kError, Legible(error.what()), kExitInput);
   } catch (...) {
     const ExitError error = ExitErrorOf(std::current_exception());
     control_.Fail(error.code == kExitBug ? FaultKind::kBug : FaultKind::kError, error.text,

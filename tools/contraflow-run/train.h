@@ -7,7 +7,7 @@
 #include <string>
 
 #include "runtime/core/progress.h"
-#include "runtime/core/run.h"
+#include "runtime/host/run.h"
 #include "runtime/launch/control.h"
 #include "runtime/launch/world.h"
 #include "tools/cli/run_options.h"

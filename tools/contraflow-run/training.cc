@@ -16,7 +16,7 @@
 #include "compiler/plan/error.h"
 #include "compiler/plan/spec.h"
 #include "runtime/core/bytes.h"
-#include "runtime/core/run.h"
+#include "runtime/host/run.h"
 #include "runtime/model/parameters.h"
 #include "tools/cli/exit.h"
 #include "tools/contraflow-run/times.h"

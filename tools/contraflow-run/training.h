@@ -9,9 +9,9 @@
 
 #include "compiler/files/json.h"
 #include "runtime/checkpoint/checkpoint.h"
-#include "runtime/core/check.h"
-#include "runtime/core/run.h"
+#include "runtime/host/check.h"
 #include "runtime/host/reference_run.h"
+#include "runtime/host/run.h"
 #include "tools/cli/run_options.h"
 #include "tools/contraflow-run/calibration.h"
 #include "tools/contraflow-run/input.h"

@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "runtime/core/run.h"
 #include "runtime/host/reference_run.h"
+#include "runtime/host/run.h"
 #include "runtime/launch/threaded_run.h"
 #include "runtime/model/dataset.h"
 #include "schedules/registry.h"

@@ -1,7 +1,7 @@
 // Custom stages on an emulated GPU: what the issuer makes of their plans, and what they compute
 // there when the GPU takes every liberty that streams and events leave it.
 
-#include "runtime/stages/custom_run.h"
+#include "runtime/launch/custom_run.h"
 
 #include <doctest/doctest.h>
 
@@ -15,11 +15,12 @@
 #include "compiler/plan/error.h"
 #include "runtime/gpu/custom_device.h"
 #include "runtime/gpu/run.h"
+#include "runtime/stages/custom_serial_run.h"
 #include "runtime/stages/stage_api.h"
 #include "tests/emulator/emulated_gpu.h"
 #include "tests/emulator/emulator.h"
+#include "tests/runtime/exec/issue_log.h"
 #include "tests/runtime/gpu/emulated_stages.h"
-#include "tests/runtime/gpu/issue_log.h"
 
 namespace contraflow::gpu_custom_test {
 namespace {
@@ -68,7 +69,7 @@ std::string Check(const Plan& plan, uint64_t seed, bool spoil, int64_t* bytes) {
   const contraflow_stage_api api = EmulatedStages();
   const CustomStages stages(api, plan, true, 7, "");
   StageGpu gpu(EmulatedGpuOptions{.seed = seed});
-  GpuCustomRun run(stages, gpu, {.stamps = 0});
+  GpuCustomRun run(stages, gpu, {{.stamps = 0}});
   GpuCustomPlace place(gpu, run.budget().compute);
   CustomSerialRun serial(stages, place);
   const auto at = [&](Device device) -> CustomDevice& { return run.At(device); };
@@ -168,7 +169,7 @@ class NamedCustomDevice : public NamedBackend {
 TEST_SUITE("equivalence") {
   TEST_CASE("custom stages on a GPU: as without a pipeline, whatever order streams allow") {
     const GpuRunOptions ways[] = {
-        {.graph = false}, {.graph = true}, {.graph = true, .stamps = false}};
+        {{.graph = false}}, {{.graph = true}}, {{.graph = true, .stamps = false}}};
     size_t way = 0;  // plans take turns, and each schedule and level has two of the three
     for (const char* schedule : {"1f1b", "interleaved-1f1b", "zb-1p", "zb-v", "dualpipe"}) {
       for (const Level level : {Level::kComm, Level::kBuffer}) {
@@ -231,7 +232,7 @@ TEST_SUITE("equivalence") {
         Plan other = plan;
         other.program(rank)[index].after_count = 0;
         for (uint64_t seed = 1; seed <= 8; ++seed) {
-          if (Train(other, {.stamps = false}, seed).empty()) continue;
+          if (Train(other, {{.stamps = false}}, seed).empty()) continue;
           ++noticed;
           break;
         }

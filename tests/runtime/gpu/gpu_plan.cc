@@ -8,7 +8,7 @@
 #include "compiler/lower/lower.h"
 #include "compiler/plan/error.h"
 #include "kernels/gpu/exchange.h"
-#include "runtime/gpu/views.h"
+#include "runtime/model/gpu_views.h"
 #include "schedules/registry.h"
 #include "tests/support/support.h"
 

@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "compiler/plan/plan.h"
-#include "runtime/core/run.h"
+#include "runtime/exec/gpu.h"
 #include "runtime/gpu/device.h"
-#include "runtime/gpu/gpu.h"
+#include "runtime/host/run.h"
 #include "runtime/model/dataset.h"
 #include "runtime/model/model.h"
 

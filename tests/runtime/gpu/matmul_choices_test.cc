@@ -221,7 +221,9 @@ TEST_SUITE("unit") {
     for (const MatmulShape& shape : ProductsOf(plan, model)) choices[shape] = {1};
     WriteFile(path,
               WriteMatmulFile({{{gpu.name(), gpu::Matmuls::Library(), budget.compute}, choices}}));
-    GpuRun run(plan, model, dataset, 1, gpu, {.graph = false, .matmul_choices = path});
+    GpuRunOptions options{{.graph = false}};
+    options.matmul_choices = path;
+    GpuRun run(plan, model, dataset, 1, gpu, options);
     CHECK(run.choices() == choices);
     CHECK(run.ChosenAlgorithms() == DigestOf(choices));
     const StepResult result = run.Step(1);

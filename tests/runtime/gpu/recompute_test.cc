@@ -12,7 +12,7 @@
 #include "compiler/lower/interleave.h"
 #include "compiler/lower/lower.h"
 #include "runtime/gpu/run.h"
-#include "runtime/gpu/views.h"
+#include "runtime/model/gpu_views.h"
 #include "schedules/registry.h"
 #include "tests/emulator/emulated_gpu.h"
 #include "tests/runtime/gpu/gpu_plan.h"
@@ -61,17 +61,17 @@ std::pair<std::string, int64_t> Train(const Plan& plan, const Model& model,
 TEST_SUITE("kernel") {
   TEST_CASE("GPU run: recompute changes no bit") {
     const Model model = SmallGpuModel(0.6f);
-    const auto plain = Train(PlanOf("1f1b", model, 2, 1, {}), model, {.graph = true});
+    const auto plain = Train(PlanOf("1f1b", model, 2, 1, {}), model, {{.graph = true}});
     CHECK(plain.first.size() > 10'000);
     CHECK(plain.second > 0);
-    CHECK(Train(PlanOf("1f1b", model, 2, 1, {0, 1}), model, {.graph = true}) == plain);
+    CHECK(Train(PlanOf("1f1b", model, 2, 1, {0, 1}), model, {{.graph = true}}) == plain);
     if (kSanitized) return;
     CHECK(Train(PlanOf("1f1b", model, 2, 1, {0, 1}, {RecomputePart::kFull, 1}), model,
-                {.graph = true}) == plain);
-    CHECK(Train(PlanOf("1f1b", model, 2, 1, {1}), model, {.graph = false, .run_ahead = 4}) ==
+                {{.graph = true}}) == plain);
+    CHECK(Train(PlanOf("1f1b", model, 2, 1, {1}), model, {{.graph = false, .run_ahead = 4}}) ==
           plain);
-    const auto group = Train(PlanOf("zb-1p", model, 1, 2, {}), model, {.graph = false});
-    CHECK(Train(PlanOf("zb-1p", model, 1, 2, {0, 1}), model, {.graph = true}) == group);
+    const auto group = Train(PlanOf("zb-1p", model, 1, 2, {}), model, {{.graph = false}});
+    CHECK(Train(PlanOf("zb-1p", model, 1, 2, {0, 1}), model, {{.graph = true}}) == group);
   }
 }
 

@@ -12,10 +12,10 @@
 
 #include "compiler/plan/error.h"
 #include "kernels/gpu/exchange.h"
-#include "runtime/core/run.h"
+#include "runtime/exec/step_watch.h"
 #include "runtime/gpu/device.h"
 #include "runtime/gpu/run.h"
-#include "runtime/gpu/step_watch.h"
+#include "runtime/host/run.h"
 #include "tests/emulator/emulated_gpu.h"
 #include "tests/runtime/gpu/gpu_plan.h"
 #include "tests/support/run_support.h"
@@ -25,7 +25,7 @@ namespace contraflow::run_ahead_test {
 namespace {
 
 constexpr uint64_t kSeed = 4;
-constexpr GpuRunOptions kUnstamped = {.graph = true, .stamps = 0};
+constexpr GpuRunOptions kUnstamped = {{.graph = true, .stamps = 0}};
 
 struct Training {
   explicit Training(float clip) {
@@ -257,9 +257,9 @@ TEST_SUITE("unit") {
       return may;
     };
     CHECK(ahead(kUnstamped) == "yyyyyyyyyyy");
-    CHECK(ahead({.graph = false, .stamps = 0}) == "nnnnnnnnnnn");
-    CHECK(ahead({.graph = true, .stamps = 1}) == "nnnnnnnnnnn");
-    CHECK(ahead({.graph = true, .stamps = 5}) == "yyynnyyynny");
+    CHECK(ahead({{.graph = false, .stamps = 0}}) == "nnnnnnnnnnn");
+    CHECK(ahead({{.graph = true, .stamps = 1}}) == "nnnnnnnnnnn");
+    CHECK(ahead({{.graph = true, .stamps = 5}}) == "yyynnyyynny");
   }
 
   TEST_CASE("run ahead: a step that hangs is given up with its own number") {

@@ -15,10 +15,10 @@
 #include "compiler/lower/interleave.h"
 #include "compiler/lower/lower.h"
 #include "compiler/plan/error.h"
+#include "runtime/exec/gpu.h"
+#include "runtime/exec/step_watch.h"
 #include "runtime/gpu/check.h"
-#include "runtime/gpu/gpu.h"
-#include "runtime/gpu/step_watch.h"
-#include "runtime/gpu/views.h"
+#include "runtime/model/gpu_views.h"
 #include "runtime/model/views.h"
 #include "schedules/registry.h"
 #include "tests/emulator/emulated_gpu.h"
@@ -31,8 +31,8 @@ namespace contraflow::run_test {
 namespace {
 
 constexpr uint64_t kSeed = 1;
-constexpr GpuRunOptions kGraph = {.graph = true};
-constexpr GpuRunOptions kEager = {.graph = false, .stamps = false, .run_ahead = 4};
+constexpr GpuRunOptions kGraph = {{.graph = true}};
+constexpr GpuRunOptions kEager = {{.graph = false, .stamps = false, .run_ahead = 4}};
 
 /// As small as a model for a GPU can be; every token visits `top_k` of `experts`.
 Model SmallModel(int top_k, int experts, float capacity_factor = 0) {
@@ -254,7 +254,7 @@ TEST_SUITE("unit") {
       }
       std::vector<GpuCall> log;
       EmulatedGpu gpu(EmulatedGpuOptions{.log = &log});
-      GpuRun run(plan, model, dataset, kSeed, gpu, {.graph = false, .stamps = stamps});
+      GpuRun run(plan, model, dataset, kSeed, gpu, {{.graph = false, .stamps = stamps}});
       log.clear();
       run.Step(1);
       return std::ranges::count(log, GpuCall::Kind::kKernel, &GpuCall::kind);

@@ -11,10 +11,10 @@
 #include <vector>
 
 #include "runtime/checkpoint/writer.h"
-#include "runtime/core/run.h"
 #include "runtime/gpu/run.h"
-#include "runtime/gpu/views.h"
+#include "runtime/host/run.h"
 #include "runtime/launch/threaded_run.h"
+#include "runtime/model/gpu_views.h"
 #include "schedules/compile.h"
 #include "tests/emulator/emulated_gpu.h"
 #include "tests/runtime/gpu/gpu_plan.h"
@@ -107,10 +107,10 @@ void CheckSaved(float clip, const EmulatedGpuOptions& gpu_options, const GpuRunO
 
 TEST_SUITE("kernel") {
   TEST_CASE("GPU checkpoint: the state of its step, though the next ones go on meanwhile") {
-    CheckSaved(0, {.turn = Turn::kFirst}, {.graph = true});
+    CheckSaved(0, {.turn = Turn::kFirst}, {{.graph = true}});
     if (kSanitized) return;
-    CheckSaved(0, {.seed = 2}, {.graph = false, .stamps = 0});
-    CheckSaved(0.25f, {.turn = Turn::kFirst}, {.graph = true, .stamps = 0});
+    CheckSaved(0, {.seed = 2}, {{.graph = false, .stamps = 0}});
+    CheckSaved(0.25f, {.turn = Turn::kFirst}, {{.graph = true, .stamps = 0}});
   }
 
   TEST_CASE("GPU checkpoint: the host goes on from it, and a GPU from the host's") {

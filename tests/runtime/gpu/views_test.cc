@@ -1,4 +1,4 @@
-#include "runtime/gpu/views.h"
+#include "runtime/model/views.h"
 
 #include <doctest/doctest.h>
 
@@ -8,8 +8,8 @@
 #include <utility>
 #include <vector>
 
+#include "runtime/model/gpu_views.h"
 #include "runtime/model/parameters.h"
-#include "runtime/model/views.h"
 #include "tests/runtime/gpu/gpu_plan.h"
 #include "tests/support/failure.h"
 

@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "runtime/core/bytes.h"
-#include "runtime/core/run.h"
 #include "runtime/launch/process_run.h"
 #include "tests/support/failure.h"
 #include "tests/support/run_support.h"

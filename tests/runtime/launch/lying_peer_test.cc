@@ -24,7 +24,7 @@
 #include "compiler/plan/error.h"
 #include "runtime/core/bytes.h"
 #include "runtime/core/digest.h"
-#include "runtime/core/run.h"
+#include "runtime/host/run.h"
 #include "runtime/launch/meeting.h"
 #include "runtime/launch/process_run.h"
 #include "runtime/launch/watch.h"

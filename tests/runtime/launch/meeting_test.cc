@@ -8,7 +8,7 @@
 
 #include "compiler/plan/error.h"
 #include "runtime/core/bytes.h"
-#include "runtime/launch/fault_report.h"
+#include "runtime/core/seconds.h"
 #include "tests/runtime/launch/gathering.h"
 #include "tests/support/failure.h"
 #include "tests/support/held_port.h"

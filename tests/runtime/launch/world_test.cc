@@ -10,6 +10,8 @@
 
 #include "compiler/files/json.h"
 #include "compiler/plan/error.h"
+#include "runtime/core/devices.h"
+#include "runtime/core/rank_order.h"
 #include "tests/support/failure.h"
 
 namespace contraflow::world_test {

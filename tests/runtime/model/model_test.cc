@@ -8,7 +8,7 @@
 #include <limits>
 #include <string>
 
-#include "runtime/gpu/views.h"
+#include "runtime/model/gpu_views.h"
 #include "runtime/model/model_json.h"
 #include "runtime/model/parameters.h"
 #include "tests/support/failure.h"

@@ -144,7 +144,7 @@ TEST_SUITE("unit") {
       CAPTURE(Name(level));
       const Plan plan = PlanFor(model, "zb-v", 2, 4, 2, level, 3);
       const Model fitted = FitModel(model, plan.stages, plan.layers, 2);
-      const ComponentWalk walk(plan, fitted);
+      const ComponentWalk walk(plan, LayersOfStages(fitted, plan.stages), fitted.name);
       const ValueBytes bytes = BytesOfValues<float>(LayerShape(fitted, 2, 2));
       const ValuePlaces places(plan, 0, walk, bytes, model.name, "cpu");
       // Bytes of each arena that hold a value now.
@@ -187,7 +187,10 @@ TEST_SUITE("unit") {
     const auto failure = [&](const std::string& program) {
       const Plan plan = PlanFromText("level comm\nrank\n" + program);
       const ValueBytes bytes = BytesOfValues<float>(LayerShape(model, 1, model.experts));
-      return Failure([&] { ValuePlaces(plan, 0, ComponentWalk(plan, model), bytes, "m", "cpu"); });
+      return Failure([&] {
+        ValuePlaces(plan, 0, ComponentWalk(plan, LayersOfStages(model, plan.stages), model.name),
+                    bytes, "m", "cpu");
+      });
     };
     CHECK(failure("F s0 m0\nBW s0 m0") == "accepted");
     CHECK(failure("W s0 m0") ==

@@ -1,4 +1,4 @@
-#include "runtime/stages/custom_run.h"
+#include "runtime/launch/custom_run.h"
 
 #include <doctest/doctest.h>
 
@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "compiler/plan/error.h"
+#include "runtime/stages/custom_serial_run.h"
 #include "runtime/stages/stage_api.h"
 #include "schedules/compile.h"
 #include "tests/support/failure.h"

@@ -12,7 +12,7 @@
 #include "compiler/plan/error.h"
 #include "compiler/plan/plan.h"
 #include "runtime/core/transport.h"
-#include "runtime/gpu/links.h"
+#include "runtime/exec/links.h"
 
 namespace contraflow {
 

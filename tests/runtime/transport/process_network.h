@@ -6,7 +6,7 @@
 
 #include "compiler/plan/plan.h"
 #include "runtime/core/progress.h"
-#include "runtime/launch/world.h"
+#include "runtime/core/rank_order.h"
 #include "runtime/transport/shared_memory.h"
 #include "runtime/transport/thread_transport.h"
 

@@ -15,7 +15,7 @@
 
 #include "compiler/plan/error.h"
 #include "runtime/core/executor.h"
-#include "runtime/core/run.h"
+#include "runtime/host/run.h"
 #include "runtime/transport/shm_wire.h"
 #include "runtime/transport/wire_transport.h"
 #include "tests/runtime/core/faulty_transport.h"

@@ -13,7 +13,6 @@
 #include <vector>
 
 #include "compiler/plan/error.h"
-#include "runtime/core/run.h"
 #include "runtime/launch/threaded_run.h"
 #include "schedules/registry.h"
 #include "tests/runtime/transport/parcel.h"

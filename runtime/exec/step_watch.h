@@ -1,0 +1,121 @@
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "compiler/plan/error.h"
+#include "compiler/plan/plan.h"
+#include "kernels/gpu/stream.h"
+#include "runtime/core/devices.h"
+#include "runtime/core/progress.h"
+#include "runtime/core/transport.h"
+#include "runtime/exec/gpu.h"
+
+namespace contraflow {
+
+/// When the instructions of one device began and ended in a step, by the clock of the GPU.
+class StepStamps {
+ public:
+  /// For a program of so many instructions.
+  StepStamps(size_t instructions, Gpu& gpu);
+
+  /// Stamps the time when the stream gets there.
+  void Begin(size_t index, gpu::Stream stream) const;
+  void End(size_t index, gpu::Stream stream) const;
+  /// Brings the stamps to the host, behind all of them.
+  void Download(gpu::Stream stream) const;
+
+  /// All become 0, which no time is.
+  void Clear(gpu::Stream stream) const;
+  /// Copies the stamps as they are to `host`, of bytes() and begin and end by turns, in a stream
+  /// that waits for none of them.
+  void Peek(gpu::Stream side, uint64_t* host) const;
+  size_t bytes() const { return 2 * size_ * sizeof(uint64_t); }
+
+  /// Those downloaded, in nanoseconds of the GPU's clock.
+  uint64_t begin(size_t index) const { return host_[2 * index]; }
+  uint64_t end(size_t index) const { return host_[2 * index + 1]; }
+  size_t size() const { return size_; }
+
+ private:
+  size_t size_;
+  Gpu* gpu_;
+  uint64_t *device_, *host_;  // of each instruction begin, end
+};
+
+/// The GPU stands still. It can be neither waited for nor given back in order.
+struct GpuHang : Error {
+  using Error::Error;
+};
+
+/// Notices when a GPU that is several devices of a plan stands still in a step.
+class HangWatch {
+ public:
+  struct Watched {
+    Device device;
+    const StepStamps* stamps;  ///< null: nothing is known of a step but how long it takes
+  };
+
+  /// What is passed must outlive it; all have stamps or none.
+  HangWatch(const Plan& plan, std::vector<Watched> watched, Gpu& gpu,
+            std::chrono::milliseconds timeout);
+
+  /// The host gives a step to the GPU, with stamps or without.
+  void Begin(int step, bool stamped);
+  /// Called again and again while it waits; never waits itself. Throws GpuHang with the step and
+  /// the instructions that have begun and not ended, if no stamp has changed for the timeout.
+  void Look();
+
+ private:
+  void Peek();
+  std::string Running() const;
+
+  const Plan& plan_;
+  const std::vector<Watched> watched_;
+  Gpu& gpu_;
+  const std::chrono::milliseconds timeout_, interval_;
+  gpu::Stream side_{};
+  GpuEvent* copied_ = nullptr;
+  uint64_t* now_ = nullptr;     // stamps of all devices as they were a moment ago; null without
+  std::vector<uint64_t> last_;  // and as they were before they changed last
+  bool copying_ = false;
+  bool stamped_ = false;
+  int step_ = 0;
+  Clock::time_point looked_, next_;  // when it looked last, and when to copy stamps again
+  Clock::duration still_{};          // how long nothing has changed
+};
+
+/// Publishes where a GPU is that the host has waited for suspiciously long: at the first
+/// instruction, in program order, that has begun and not ended. A GPU that is on its way is left
+/// alone.
+class StepWatch {
+ public:
+  /// `stamps` of the program; null: nothing is known of a step but its number. What is passed must
+  /// outlive it.
+  StepWatch(Gpu& gpu, const StepStamps* stamps, Progress& progress);
+
+  /// The host gives a step to the GPU, with stamps or without.
+  void Begin(int step, bool stamped);
+  /// Called again and again while it waits; never waits itself.
+  void Look();
+
+ private:
+  int64_t Reached() const;
+
+  Gpu& gpu_;
+  const StepStamps* const stamps_;
+  Progress& progress_;
+  gpu::Stream side_{};
+  GpuEvent* copied_ = nullptr;
+  uint64_t* now_ = nullptr;  // stamps as they were a moment ago
+  bool copying_ = false;
+  bool stamped_ = false;
+  int step_ = 0;
+  int64_t published_ = Progress::kStart;
+  Clock::time_point next_;  // when to look again
+};
+
+}  // namespace contraflow

@@ -1,0 +1,64 @@
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "compiler/plan/plan.h"
+#include "runtime/core/devices.h"
+#include "runtime/core/executor.h"
+#include "runtime/core/progress.h"
+#include "runtime/core/rank_order.h"
+#include "runtime/core/step.h"
+#include "runtime/core/transport.h"
+#include "runtime/host/arenas.h"
+#include "runtime/launch/control.h"
+#include "runtime/launch/threaded_run.h"
+#include "runtime/stages/custom_backend.h"
+#include "runtime/stages/custom_stages.h"
+#include "runtime/transport/thread_transport.h"
+
+namespace contraflow {
+
+/// Trains custom stages with a plan on the host: every device is a thread of this process.
+class CustomRun {
+ public:
+  /// `stages` must outlive the run. Throws Error if a stage cannot be made.
+  CustomRun(const CustomStages& stages, ThreadNetwork::Options options, bool fill = kFillUnused);
+
+  /// Steps count from 1. After an error the run is good for nothing but its destruction.
+  StepResult Step(int step);
+  const std::vector<Device>& devices() const { return devices_; }
+  CustomDevice& At(Device device) { return backends_[DeviceNumber(plan_, device)]->device(); }
+
+ private:
+  const Plan& plan_;
+  ThreadNetwork network_;
+  const std::vector<Device> devices_;
+  std::vector<std::unique_ptr<CustomBackend>> backends_;  // by device
+  std::optional<Launch> launch_;
+};
+
+/// Trains custom stages with a plan on the host: this process is one of its devices, the others of
+/// the job are the others. Process 0 gets what all of them did.
+class CustomProcessRun {
+ public:
+  /// The order has as many processes as the job. What is passed must outlive the run. Throws Error
+  /// if a stage cannot be made.
+  CustomProcessRun(const CustomStages& stages, const RankOrder& order, Transport& transport,
+                   Control& control, Progress& progress, bool fill = kFillUnused);
+
+  StepResult Step(int step);
+  const std::vector<Device>& devices() const { return devices_; }
+  CustomDevice& At(Device device);
+
+ private:
+  const Plan& plan_;
+  const RankOrder& order_;
+  Control& control_;
+  const std::vector<Device> devices_;
+  CustomBackend backend_;
+  Executor executor_;
+};
+
+}  // namespace contraflow

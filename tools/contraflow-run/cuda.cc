@@ -12,7 +12,6 @@
 #include "runtime/exec/gpu.h"
 #include "runtime/exec/step_watch.h"
 #include "runtime/gpu/check.h"
-#include "runtime/gpu/custom_device.h"
 #include "runtime/launch/gpu_process_run.h"
 #include "runtime/nccl/library.h"
 #include "tools/cli/exit.h"
@@ -126,15 +125,12 @@ int TrainVirtually(const RunOptions& options) {
 }
 
 /// Custom stages on a GPU: all devices of the plan, or one.
-template <typename CustomRun>
+template <typename Run>
 class GpuCustomTraining : public CustomTraining {
  public:
   template <typename... Arguments>
   GpuCustomTraining(std::unique_ptr<Gpu> gpu, std::unique_ptr<Nccl> nccl, Arguments&&... arguments)
-      : gpu_(std::move(gpu)),
-        nccl_(std::move(nccl)),
-        run_(std::forward<Arguments>(arguments)...),
-        place_(*gpu_, run_.budget().compute) {}
+      : gpu_(std::move(gpu)), nccl_(std::move(nccl)), run_(std::forward<Arguments>(arguments)...) {}
 
   StepResult Step(int step) override {
     try {
@@ -145,16 +141,19 @@ class GpuCustomTraining : public CustomTraining {
   }
   const std::vector<Device>& devices() const override { return run_.devices(); }
   CustomDevice& At(Device device) override { return run_.At(device); }
-  CustomPlace& place() override { return place_; }
-  void Close() override {
-    if constexpr (requires { run_.Close(); }) run_.Close();
+  std::span<const std::byte> Read(const void* at, size_t bytes,
+                                  std::vector<std::byte>* room) override {
+    return run_.Read(at, bytes, room);
   }
+  std::unique_ptr<CustomTraining> NewBeside(const CustomStages& stages) override {
+    return run_.NewBeside(stages);
+  }
+  void Close() override { run_.Close(); }
 
  private:
   const std::unique_ptr<Gpu> gpu_;
   const std::unique_ptr<Nccl> nccl_;
-  CustomRun run_;
-  GpuCustomPlace place_;
+  Run run_;
 };
 
 /// Of this machine's GPUs the one that a process of a job gets.

@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <vector>
 
+#include "compiler/plan/lanes.h"
 #include "runtime/core/serial_order.h"
+#include "runtime/core/walk.h"
 
 namespace contraflow {
 namespace {
@@ -16,6 +18,22 @@ void HandOn(Op send, Op receive, int from, int to, int microbatch, const Route& 
   if (sender == receiver) return;
   serial->program(sender).push_back(Message(send, from, microbatch, receiver));
   serial->program(receiver).push_back(Message(receive, to, microbatch, sender));
+}
+
+/// The components of all chunks, each instruction after the one before it.
+Program WithComponents(const ComponentWalk& walk, const Program& chunks) {
+  Program program;
+  const auto add = [&](Instruction i) {
+    i.lane = LaneOf(i.op);
+    if (!program.empty() && (i.lane != program.back().lane || i.peer != program.back().peer)) {
+      AddEvent(static_cast<int32_t>(program.size()) - 1, &i);
+    }
+    program.push_back(i);
+  };
+  for (const Instruction& i : chunks) {
+    WorkOf(i.op) == Work::kCompute ? walk.Each(i, add) : add(i);
+  }
+  return program;
 }
 
 }  // namespace
@@ -59,6 +77,14 @@ Plan SerialPlan(const Plan& plan) {
       }
     }
   }
+  if (plan.layers == 0) return serial;
+  serial.level = Level::kComponent;
+  serial.layers = plan.layers;
+  serial.stage_layers = plan.stage_layers;
+  std::vector<int> layers;
+  for (int s = 0; s < plan.stages; ++s) layers.push_back(plan.LayersOf(s));
+  const ComponentWalk walk(serial, layers, plan.schedule);
+  for (Program& program : serial.programs) program = WithComponents(walk, program);
   return serial;
 }
 

@@ -83,6 +83,7 @@ class GpuRun : public Run {
   StateCopies* NewCopies() override { return ranks_.NewCopies(); }
   std::string ChosenAlgorithms() const override { return DigestOf(choices_); }
   const MatmulChoices& choices() const { return choices_; }
+  const SmBudget& budget() const { return ranks_.budget(); }
 
  private:
   MatmulChoices choices_;  // none: by the estimate of the library

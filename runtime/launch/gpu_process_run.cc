@@ -217,8 +217,8 @@ StageHolder& GpuProcessRun::At(Device device) {
 }
 
 std::unique_ptr<GpuSerialRun> GpuProcessRun::NewSerialRun() {
-  return std::make_unique<GpuSerialRun>(plan_, model_, dataset_, seed_, gpu_, rank_.setup(),
-                                        rank_.budget().compute, choices_);
+  return std::make_unique<GpuSerialRun>(plan_, model_, dataset_, seed_, gpu_, rank_.budget(),
+                                        choices_);
 }
 
 GpuCustomProcessRun::GpuCustomProcessRun(const CustomStages& stages, const GpuProcess& process,

@@ -41,16 +41,8 @@ class GpuCheck : public RunCheck {
     return {found.values, std::move(found.difference)};
   }
   /// The host begins every step with the weights of the GPU, and has none of its own to load.
-  std::vector<StateBlock> State() override {
-    std::vector<StateBlock> blocks;
-    for (int s = 0; s < plan_.stages; ++s) {
-      for (StateBlock& block : StateOf(reference_->StageAt(s))) blocks.push_back(std::move(block));
-    }
-    return blocks;
-  }
-  void Put() override {
-    for (int s = 0; s < plan_.stages; ++s) reference_->Put(s);
-  }
+  std::vector<StateBlock> State() override { return WholeState(plan_, *reference_); }
+  void Put() override { PutState(plan_, *reference_); }
   std::string Note() const override {
     char text[96];
     std::snprintf(text, sizeof text, "; losses and gradients are within %.1e of the host's",
@@ -106,14 +98,10 @@ int TrainVirtually(const RunOptions& options) {
   SayKernels(input, *gpu);
   std::optional<GpuCheck> check;
   if (options.check) {
-    const SmBudget budget = BudgetOf(gpu->sms(), static_cast<int>(DeviceCount(input.plan)),
-                                     UseOf(input.plan), options.partition_sms);
-    check.emplace(
-        options, input,
-        std::make_unique<GpuSerialRun>(input.plan, input.model, input.dataset, options.seed, *gpu,
-                                       gpu->NewStream(0, Priority::kNormal, "reference"),
-                                       budget.compute, run.choices()),
-        true, std::function<void()>());
+    check.emplace(options, input,
+                  std::make_unique<GpuSerialRun>(input.plan, input.model, input.dataset,
+                                                 options.seed, *gpu, run.budget(), run.choices()),
+                  true, std::function<void()>());
   }
   try {
     return TrainAlone(options, input, run, check ? &*check : nullptr);

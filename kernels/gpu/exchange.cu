@@ -77,10 +77,6 @@ __global__ void __launch_bounds__(kLinkThreads)
   }
 }
 
-__host__ __device__ int OwnersOf(const ExchangePeers& peers) {
-  return peers.owners > 0 ? peers.owners : peers.members;
-}
-
 __global__ void __launch_bounds__(kCountThreads)
     CountKernel(const __grid_constant__ ExchangePeers peers, int self, int capacity, int most_rows,
                 int32_t* first, int32_t* received, int32_t* overflow) {
@@ -128,7 +124,7 @@ __global__ void __launch_bounds__(kCopyThreads)
     ToTokensKernel(const __grid_constant__ ExchangePeers peers, int self, int width,
                    int sent_rows) {
   const int32_t* const sent = peers.peer[self].sent;
-  const int experts = peers.local_experts, all = experts * OwnersOf(peers);
+  const int experts = peers.local_experts, all = experts * peers.members;
   const int rows = min(sent[all], sent_rows);
   for (int row = WarpInGrid(); row < rows; row += WarpsOfGrid()) {
     const int expert = CountUpTo(sent, all, row) - 1;
@@ -157,8 +153,7 @@ bool Wide(const ExchangePeers& peers, int width) {
 
 void CheckPeers(const char* name, const ExchangePeers& peers, int self) {
   if (peers.members >= 1 && peers.members <= kMaxPeers && self >= 0 && self < peers.members &&
-      peers.owners >= 0 && peers.owners <= peers.members && peers.local_experts >= 1 &&
-      peers.local_experts <= kMaxExperts / OwnersOf(peers)) {
+      peers.local_experts >= 1 && peers.local_experts <= kMaxExperts / peers.members) {
     return;
   }
   throw GpuError(std::string(name) + ": member " + std::to_string(self) + " of " +
@@ -207,9 +202,6 @@ void PullToExperts(Stream stream, const ExchangePeers& peers, int self, int widt
   const char* const name = "PullToExperts";
   CheckPeers(name, peers, self);
   CheckCtas(name, ctas);
-  if (self >= OwnersOf(peers)) {
-    throw GpuError(std::string(name) + ": member " + std::to_string(self) + " owns no experts");
-  }
   const ExchangePeer& mine = peers.peer[self];
   if (first != nullptr) {
     CountRows(stream, peers, self, capacity, most_rows, first, received, overflow);

@@ -38,8 +38,7 @@ struct ExchangePeer {
 struct ExchangePeers {
   ExchangePeer peer[kMaxPeers];
   int members;        ///< of the group
-  int local_experts;  ///< of each member that owns some
-  int owners = 0;     ///< only the first so many members own experts; 0: all
+  int local_experts;  ///< of each member
 };
 
 /// What the member `self`, which owns experts [self * local_experts, ...), gets in DISPATCH_F: its

@@ -49,10 +49,32 @@ std::string Short(double value) {
   return text;
 }
 
-/// The blocks of a stage, each with the same one of the whole model on the host.
-std::vector<std::pair<ParameterBlock, ParameterBlock>> BlocksOf(Stage& gpu, Stage* host) {
+/// A copy of a stage, of which the blocks count that no other has.
+struct HeldStage {
+  int stage;
+  bool dense;  ///< with the blocks that every member of an expert group has
+  Stage* held;
+};
+
+/// The whole model: of each stage the copy on its first holder, of every member.
+std::vector<HeldStage> ModelOf(const Plan& plan, Run& run) {
+  std::vector<HeldStage> parts;
+  const std::vector<std::vector<int>> holders = HoldersOfStage(plan);
+  for (int s = 0; s < plan.stages; ++s) {
+    for (int e = 0; e < plan.expert_parallel; ++e) {
+      const Device device = {0, e, holders[static_cast<size_t>(s)].front()};
+      parts.push_back({s, e == 0, &run.At(device).StageAt(s)});
+    }
+  }
+  return parts;
+}
+
+/// The blocks of a part, each with the same one of the whole model on the host.
+std::vector<std::pair<ParameterBlock, ParameterBlock>> BlocksOf(const HeldStage& part,
+                                                                Stage* host) {
   std::vector<std::pair<ParameterBlock, ParameterBlock>> blocks;
-  for (const ParameterBlock& block : gpu.blocks()) {
+  for (const ParameterBlock& block : part.held->blocks()) {
+    if (!part.dense && block.offset < part.held->dense_gradients().size()) continue;
     const auto there = std::ranges::find(host->blocks(), block.name, &ParameterBlock::name);
     CF_ASSERT(there != host->blocks().end() && there->size == block.size);
     blocks.emplace_back(block, *there);
@@ -75,11 +97,11 @@ class HostComparer {
     }
   }
 
-  void Gradients(int s, Stage& gpu, Stage& host) {
-    for (const auto& [here, there] : BlocksOf(gpu, &host)) {
-      const auto of_gpu = gpu.gradients().subspan(here.offset, here.size),
+  void Gradients(const HeldStage& part, Stage& host) {
+    for (const auto& [here, there] : BlocksOf(part, &host)) {
+      const auto of_gpu = part.held->gradients().subspan(here.offset, here.size),
                  of_host = host.gradients().subspan(there.offset, there.size);
-      Meet("gradient of stage " + std::to_string(s) + ", block \"" + here.name + "\"",
+      Meet("gradient of stage " + std::to_string(part.stage) + ", block \"" + here.name + "\"",
            ErrorOf(of_gpu, of_host), kBlockSlack * bound_);
       whole_.Add(of_gpu, of_host);
     }
@@ -125,10 +147,10 @@ class HostComparer {
 };
 
 /// What matrix products of the GPU multiply by: its gains stay in fp32, the other weights do not.
-void CopyWeights(Stage& gpu, Stage* host) {
-  for (const auto& [here, there] : BlocksOf(gpu, host)) {
+void CopyWeights(const HeldStage& part, Stage* host) {
+  for (const auto& [here, there] : BlocksOf(part, host)) {
     const bool gain = here.name.ends_with("norm");
-    std::ranges::transform(gpu.parameters().subspan(here.offset, here.size),
+    std::ranges::transform(part.held->parameters().subspan(here.offset, here.size),
                            host->parameters().subspan(there.offset).begin(),
                            [&](float x) { return gain ? x : gpu::ToFloat(gpu::ToBf16(x)); });
   }
@@ -155,12 +177,14 @@ GpuComparison CompareGpuStep(const Plan& plan, int step, const StepResult& resul
                              GpuSerialRun& reference, ReferenceRun* host, double bound) {
   if (host != nullptr) {
     // Weights grow apart, step by step, by their rounding: the host begins where the GPU does.
-    for (int s = 0; s < plan.stages; ++s) CopyWeights(reference.StageAt(s), &host->stage());
+    for (const HeldStage& part : ModelOf(plan, reference)) CopyWeights(part, &host->stage());
   }
-  const std::vector<float> losses = reference.Step(step);
+  const StepResult expected = reference.Step(step);
+  const std::vector<HeldStage> model = ModelOf(plan, reference);
   std::vector<Stage*> stages;
-  for (int s = 0; s < plan.stages; ++s) stages.push_back(&reference.StageAt(s));
-  Comparison same = CompareStep(plan, step, result, run, {losses, reference.dropped(), stages});
+  for (const HeldStage& part : model) stages.push_back(part.held);
+  Comparison same =
+      CompareStep(plan, step, result, run, {expected.losses, expected.dropped, stages});
   GpuComparison comparison{same.values, std::move(same.difference), 0, 0, ""};
   if (host == nullptr) return comparison;
   const LayerShape shape(host->model(), 1, host->model().experts);
@@ -170,11 +194,9 @@ GpuComparison CompareGpuStep(const Plan& plan, int step, const StepResult& resul
   });
   const double depth = std::sqrt(std::max(1.0, host->model().layers / 2.0));
   HostComparer comparer(plan, step, bound * depth, &comparison);
-  comparer.Losses(losses, host->Step(step));
+  comparer.Losses(expected.losses, host->Step(step));
   host->OnRouted({});
-  for (int s = 0; s < plan.stages; ++s) {
-    comparer.Gradients(s, *stages[static_cast<size_t>(s)], host->stage());
-  }
+  for (const HeldStage& part : model) comparer.Gradients(part, host->stage());
   comparer.WholeGradient();
   comparer.Choices(strayed);
   return comparison;

@@ -1,12 +1,10 @@
 #include "runtime/gpu/custom_device.h"
 
-#include <algorithm>
 #include <cmath>
 #include <string>
 
 #include "compiler/plan/error.h"
 #include "compiler/plan/lanes.h"
-#include "kernels/gpu/exchange.h"
 
 namespace contraflow {
 
@@ -66,30 +64,11 @@ ExchangePart GpuCustomDevice::Exchange(const Instruction& component) {
   throw InternalError(ToString(component) + ": custom stages have no exchanges");
 }
 
-GpuCustomPlace::GpuCustomPlace(Gpu& gpu, int sms)
-    : gpu_(gpu), stream_{gpu.NewStream(0, Priority::kNormal, "check").handle, sms} {}
-
-/// A kernel adds up some at a time: the first has the sum of those before.
-void GpuCustomPlace::Sum(const std::vector<std::span<float>>& parts) {
-  const std::span<float> sum = parts.front();
-  constexpr auto kMost = static_cast<size_t>(gpu::kMaxPeers);
-  for (size_t begin = 1; begin < parts.size(); begin += kMost - 1) {
-    gpu::SumParts some{{sum.data()}, 1};
-    for (size_t p = begin; p < std::min(begin + kMost - 1, parts.size()); ++p) {
-      some.part[some.count++] = parts[p].data();
-    }
-    gpu::OrderedSum(stream_, some, sum.size(), stream_.sms);
-  }
-  // The others have what the sum was when they were added.
-  for (size_t p = 1; parts.size() > kMost && p < parts.size(); ++p) {
-    gpu::LinkCopy(stream_, sum.data(), parts[p].data(), sum.size_bytes(), stream_.sms);
-  }
-}
-
-std::span<const std::byte> GpuCustomPlace::Read(const void* at, size_t bytes,
-                                                std::vector<std::byte>* room) {
+std::span<const std::byte> GpuReader::Read(const void* at, size_t bytes,
+                                           std::vector<std::byte>* room) {
+  if (!stream_) stream_ = gpu_.NewStream(0, Priority::kNormal, "check");
   room->resize(bytes);
-  gpu_.CopyToHost(stream_, room->data(), at, bytes);
+  gpu_.CopyToHost(*stream_, room->data(), at, bytes);
   gpu_.Synchronize();
   return *room;
 }

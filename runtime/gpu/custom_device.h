@@ -1,13 +1,14 @@
 #pragma once
 
 #include <cstddef>
+#include <optional>
 #include <span>
+#include <vector>
 
 #include "compiler/plan/plan.h"
 #include "runtime/exec/gpu.h"
 #include "runtime/exec/links.h"
 #include "runtime/gpu/products.h"
-#include "runtime/stages/custom_serial_run.h"
 #include "runtime/stages/custom_stages.h"
 
 namespace contraflow {
@@ -52,22 +53,18 @@ class GpuCustomDevice : public GpuBackend {
   std::byte *const losses_, *const host_losses_;  // [micro-batches]
 };
 
-/// A GPU without a plan: one stream, for stages with so many SMs.
-class GpuCustomPlace : public CustomPlace {
+/// Reads what custom stages have on a GPU, behind all work so far.
+class GpuReader {
  public:
-  /// The GPU must outlive it; it is divided.
-  GpuCustomPlace(Gpu& gpu, int sms);
+  /// The GPU must outlive it; it is divided when something is read.
+  explicit GpuReader(Gpu& gpu) : gpu_(gpu) {}
 
-  void* stream() const override { return stream_.handle; }
-  int sms() const override { return stream_.sms; }
-  std::byte* Allocate(size_t bytes) override { return gpu_.Allocate(bytes); }
-  void Sum(const std::vector<std::span<float>>& parts) override;
-  std::span<const std::byte> Read(const void* at, size_t bytes,
-                                  std::vector<std::byte>* room) override;
+  /// As CustomTraining::Read.
+  std::span<const std::byte> Read(const void* at, size_t bytes, std::vector<std::byte>* room);
 
  private:
   Gpu& gpu_;
-  const gpu::Stream stream_;
+  std::optional<gpu::Stream> stream_;  // once something was read
 };
 
 }  // namespace contraflow

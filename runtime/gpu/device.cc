@@ -31,11 +31,6 @@ const Plan& CheckGpuPlan(const Plan& plan, const Model& model) {
 
 namespace {
 
-Model Checked(const Plan& plan, const Model& model) {
-  CheckGpuPlan(plan, model);
-  return FitGpuModel(model, plan);
-}
-
 /// Bytes of the tokens and targets of all micro-batches.
 size_t TokenBytes(const LayerShape& shape, int microbatches) {
   return 2 * static_cast<size_t>(microbatches) * static_cast<size_t>(shape.tokens) *
@@ -63,14 +58,14 @@ bool Combines(Op op, const GpuViews& v) {
 }  // namespace
 
 std::vector<gpu::MatmulShape> ProductsOf(const Plan& plan, const Model& model) {
-  const Model fitted = Checked(plan, model);
+  const Model fitted = FitGpuModel(model, CheckGpuPlan(plan, model));
   return MatmulsOf(LayerShape(fitted, plan.expert_parallel, fitted.experts / plan.expert_parallel));
 }
 
 GpuDevice::GpuDevice(const Plan& plan, const Model& model, const Dataset& dataset, uint64_t seed,
                      Device device, Gpu& gpu, gpu::Stream setup, int compute_sms,
                      const MatmulChoices& choices, const AllocateMemory& arenas)
-    : model_(Checked(plan, model)),
+    : model_(FitGpuModel(model, plan)),
       dataset_(dataset),
       seed_(seed),
       member_(device.member),
@@ -181,6 +176,10 @@ void GpuDevice::Compute(const Instruction& i, gpu::Stream stream) {
     // What is dropped again has been counted.
     int32_t* const drops = i.op == Op::ATTN_F ? dropped() : nullptr;
     stage.AttentionForward(i.layer, TokensOf(i.microbatch), drops, v, at);
+    const Copy& copy = copies_.at(i.stage);
+    if (copy.choices == nullptr || i.op != Op::ATTN_F) return;
+    gpu_.CopyToHost(stream, ChoicePlace(copy, i.layer, i.microbatch), v.expert,
+                    ChoiceSize() * sizeof(int32_t));
   } else if (Repeated(i.op) == Op::MLP_F) {
     stage.ExpertsForward(i.layer, v, stream);
   } else if (i.op == Op::MLP_B) {
@@ -304,6 +303,18 @@ DeviceStep GpuDevice::Results(int step) {
          std::to_string(s));
   }
   return result;
+}
+
+void GpuDevice::KeepChoices() {
+  for (auto& [s, copy] : copies_) {
+    const auto places = static_cast<size_t>(copy.stage->layers() * microbatches_);
+    copy.choices =
+        reinterpret_cast<int32_t*>(gpu_.AllocateHost(places * ChoiceSize() * sizeof(int32_t)));
+  }
+}
+
+const int32_t* GpuDevice::ChoiceAt(int stage, int layer, int microbatch) const {
+  return ChoicePlace(copies_.at(stage), layer, microbatch);
 }
 
 Stage& GpuDevice::StageAt(int stage) {

@@ -26,15 +26,15 @@ const Plan& CheckGpuPlan(const Plan& plan, const Model& model);
 /// The matrix products of each device of it (GpuProducts).
 std::vector<gpu::MatmulShape> ProductsOf(const Plan& plan, const Model& model);
 
-/// One device of a plan of level buffer on a GPU, or on a part of one: its copies of stages, its
-/// arenas, and where each value lies.
+/// One device of a plan with components and lanes on a GPU, or on a part of one: its copies of
+/// stages, its arenas, and where each value lies.
 class GpuDevice : public GpuBackend, public StageHolder {
  public:
   /// The plan is sound (Verify). What is passed must outlive the device. `setup` is one of its
   /// streams; matrix products are chosen for `compute_sms` SMs and by `choices`; `arenas` allocates
   /// the arenas. Returns once all is in place; memory without a value is full of NaN. Throws Error,
-  /// with the remedy, if the plan is of another level, model or kind of device, or the model none
-  /// for a GPU.
+  /// with the remedy, if the plan is for another model or kind of device, or the model none for a
+  /// GPU.
   GpuDevice(const Plan& plan, const Model& model, const Dataset& dataset, uint64_t seed,
             Device device, Gpu& gpu, gpu::Stream setup, int compute_sms,
             const MatmulChoices& choices = {}, const AllocateMemory& arenas = {});
@@ -58,6 +58,11 @@ class GpuDevice : public GpuBackend, public StageHolder {
   void Download(int step, gpu::Stream stream) override;
   DeviceStep Results(int step) override;
 
+  /// From the next step on the experts that tokens visit are copied to the host.
+  void KeepChoices();
+  /// Those of a micro-batch of the last step in a layer of a stage, [T x k].
+  const int32_t* ChoiceAt(int stage, int layer, int microbatch) const;
+
   /// On the host. Both wait for the GPU.
   Stage& StageAt(int stage) override;
   void Put(int stage) override;
@@ -69,6 +74,7 @@ class GpuDevice : public GpuBackend, public StageHolder {
   struct Copy {
     std::unique_ptr<GpuStage> stage;
     std::unique_ptr<Stage> mirror;  // once it was asked for
+    int32_t* choices = nullptr;  // [layers x micro-batches x T x k] on the host, if they are kept
   };
 
   static Key KeyOf(const Instruction& i) { return {i.op, i.stage, i.layer, i.microbatch}; }
@@ -89,6 +95,12 @@ class GpuDevice : public GpuBackend, public StageHolder {
   int32_t* overflow() const { return dropped() + 1; }
   int32_t* not_finite() const { return overflow() + 1; }
   size_t OutputBytes() const;
+  size_t ChoiceSize() const {
+    return static_cast<size_t>(shape_.tokens) * static_cast<size_t>(shape_.top_k);
+  }
+  int32_t* ChoicePlace(const Copy& copy, int layer, int microbatch) const {
+    return copy.choices + static_cast<size_t>(layer * microbatches_ + microbatch) * ChoiceSize();
+  }
 
   const Model model_;
   const Dataset& dataset_;

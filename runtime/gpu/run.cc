@@ -28,17 +28,27 @@ SmBudget BudgetFor(const Plan& plan, const Gpu& gpu, int partition_sms) {
                   partition_sms);
 }
 
+/// Of devices that share the first partition of a run with this budget.
+SmBudget Beside(SmBudget budget) {
+  budget.partitions = 1;
+  budget.link_ctas = std::max(budget.link_ctas, 1);
+  return budget;
+}
+
 }  // namespace
 
 struct VirtualRanks::Impl {
-  Impl(const Plan& the_plan, Gpu& the_gpu, const GpuRunOptions& options, const MakeGpuBackend& make)
-      : plan(the_plan), gpu(the_gpu), budget(BudgetFor(plan, gpu, options.partition_sms)) {
-    gpu.Partition(budget.partitions, budget.sms);
+  Impl(const Plan& the_plan, Gpu& the_gpu, const GpuRunOptions& options, const MakeGpuBackend& make,
+       const SmBudget* beside)
+      : plan(the_plan),
+        gpu(the_gpu),
+        budget(beside ? Beside(*beside) : BudgetFor(plan, gpu, options.partition_sms)) {
+    if (!beside) gpu.Partition(budget.partitions, budget.sms);
     devices = AllDevices(plan);
     std::vector<gpu::Stream> streams;
     for (size_t d = 0; d < devices.size(); ++d) {
-      lanes.push_back(
-          std::make_unique<GpuLanes>(plan, devices[d], gpu, static_cast<int>(d), budget.compute));
+      const int partition = beside ? 0 : static_cast<int>(d);
+      lanes.push_back(std::make_unique<GpuLanes>(plan, devices[d], gpu, partition, budget.compute));
       const std::vector<gpu::Stream>& here = lanes.back()->streams();
       streams.insert(streams.end(), here.begin(), here.end());
     }
@@ -74,8 +84,8 @@ struct VirtualRanks::Impl {
 };
 
 VirtualRanks::VirtualRanks(const Plan& plan, Gpu& gpu, const GpuRunOptions& options,
-                           const MakeGpuBackend& make)
-    : impl_(std::make_unique<Impl>(plan, gpu, options, make)) {}
+                           const MakeGpuBackend& make, const SmBudget* beside)
+    : impl_(std::make_unique<Impl>(plan, gpu, options, make, beside)) {}
 
 VirtualRanks::~VirtualRanks() = default;
 
@@ -127,11 +137,21 @@ GpuRun::GpuRun(const Plan& plan, const Model& model, const Dataset& dataset, uin
 
 StageHolder& GpuRun::At(Device device) { return static_cast<GpuDevice&>(ranks_.At(device)); }
 
-GpuCustomRun::GpuCustomRun(const CustomStages& stages, Gpu& gpu, const GpuRunOptions& options)
+GpuCustomRun::GpuCustomRun(const CustomStages& stages, Gpu& gpu, const GpuRunOptions& options,
+                           const SmBudget* beside)
     : plan_(WithLanes(stages.plan())),
-      ranks_(plan_, gpu, options, [&](Device device, gpu::Stream setup, int sms) {
-        return std::make_unique<GpuCustomDevice>(stages, device, gpu, setup, sms);
-      }) {}
+      gpu_(gpu),
+      ranks_(
+          plan_, gpu, options,
+          [&](Device device, gpu::Stream setup, int sms) {
+            return std::make_unique<GpuCustomDevice>(stages, device, gpu, setup, sms);
+          },
+          beside),
+      reader_(gpu) {}
+
+std::unique_ptr<CustomTraining> GpuCustomRun::NewBeside(const CustomStages& stages) {
+  return std::make_unique<GpuCustomRun>(stages, gpu_, kBesideOptions, &ranks_.budget());
+}
 
 CustomDevice& GpuCustomRun::At(Device device) {
   return static_cast<GpuCustomDevice&>(ranks_.At(device)).device();

@@ -1,9 +1,11 @@
 #pragma once
 
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -11,10 +13,12 @@
 #include "runtime/exec/gpu.h"
 #include "runtime/exec/issuer.h"
 #include "runtime/exec/links.h"
+#include "runtime/gpu/custom_device.h"
 #include "runtime/gpu/matmul_choices.h"
 #include "runtime/host/run.h"
 #include "runtime/model/dataset.h"
 #include "runtime/stages/custom_stages.h"
+#include "runtime/stages/custom_training.h"
 
 namespace contraflow {
 
@@ -42,9 +46,11 @@ using MakeGpuBackend =
 class VirtualRanks {
  public:
   /// The plan is sound (Verify) and has lanes. What is passed must outlive it. Throws Error with
-  /// the remedy if the GPU has not SMs enough, or a device cannot be made.
-  VirtualRanks(const Plan& plan, Gpu& gpu, const GpuRunOptions& options,
-               const MakeGpuBackend& make);
+  /// the remedy if the GPU has not SMs enough, or a device cannot be made. With `beside`, the
+  /// budget of another run, the GPU is divided already: all devices share its first partition, and
+  /// compute on as many SMs as one there.
+  VirtualRanks(const Plan& plan, Gpu& gpu, const GpuRunOptions& options, const MakeGpuBackend& make,
+               const SmBudget* beside = nullptr);
   ~VirtualRanks();
 
   StepResult Step(int step);
@@ -77,6 +83,7 @@ class GpuRun : public Run {
   StateCopies* NewCopies() override { return ranks_.NewCopies(); }
   std::string ChosenAlgorithms() const override { return DigestOf(choices_); }
   const MatmulChoices& choices() const { return choices_; }
+  const SmBudget& budget() const { return ranks_.budget(); }
 
  private:
   MatmulChoices choices_;  // none: by the estimate of the library
@@ -84,20 +91,30 @@ class GpuRun : public Run {
 };
 
 /// Trains custom stages with a plan on one GPU.
-class GpuCustomRun {
+class GpuCustomRun : public CustomTraining {
  public:
-  /// `stages` were made for a GPU, `gpu`'s device is current, and both outlive the run. Throws
-  /// Error if a stage cannot be made, or the GPU does not suit.
-  GpuCustomRun(const CustomStages& stages, Gpu& gpu, const GpuRunOptions& options = {});
+  /// `stages` were made for a GPU, `gpu`'s device is current, and both outlive the run; `beside` as
+  /// of VirtualRanks. Throws Error if a stage cannot be made, or the GPU does not suit.
+  GpuCustomRun(const CustomStages& stages, Gpu& gpu, const GpuRunOptions& options = {},
+               const SmBudget* beside = nullptr);
 
-  StepResult Step(int step) { return ranks_.Step(step); }
-  const std::vector<Device>& devices() const { return ranks_.devices(); }
-  CustomDevice& At(Device device);
-  const SmBudget& budget() const { return ranks_.budget(); }
+  StepResult Step(int step) override { return ranks_.Step(step); }
+  const std::vector<Device>& devices() const override { return ranks_.devices(); }
+  CustomDevice& At(Device device) override;
+  std::span<const std::byte> Read(const void* at, size_t bytes,
+                                  std::vector<std::byte>* room) override {
+    return reader_.Read(at, bytes, room);
+  }
+  std::unique_ptr<CustomTraining> NewBeside(const CustomStages& stages) override;
 
  private:
   const Plan plan_;  // with lanes
+  Gpu& gpu_;
   VirtualRanks ranks_;
+  GpuReader reader_;
 };
+
+/// The options of a run that is compared with: its steps are issued anew, and nothing is measured.
+inline constexpr GpuRunOptions kBesideOptions{{.graph = false, .stamps = 0}};
 
 }  // namespace contraflow

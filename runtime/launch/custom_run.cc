@@ -1,5 +1,6 @@
 #include "runtime/launch/custom_run.h"
 
+#include <chrono>
 #include <utility>
 
 #include "compiler/plan/error.h"
@@ -9,6 +10,7 @@ namespace contraflow {
 
 CustomRun::CustomRun(const CustomStages& stages, ThreadNetwork::Options options, bool fill)
     : plan_(CheckThreads(stages.plan())),
+      options_(options),
       network_(plan_.ranks, plan_.data_parallel, plan_.expert_parallel, options),
       devices_(AllDevices(plan_)) {
   std::vector<Worker> workers;
@@ -28,6 +30,10 @@ StepResult CustomRun::Step(int step) {
     steps.push_back(backends_[w]->Results(launch_->spans(w)));
   }
   return JoinDevices(plan_, steps, duration);
+}
+
+std::unique_ptr<CustomTraining> CustomRun::NewBeside(const CustomStages& stages) {
+  return std::make_unique<CustomRun>(stages, options_);
 }
 
 CustomProcessRun::CustomProcessRun(const CustomStages& stages, const RankOrder& order,
@@ -51,6 +57,12 @@ StepResult CustomProcessRun::Step(int step) {
 CustomDevice& CustomProcessRun::At(Device device) {
   CF_ASSERT(device == devices_[0]);
   return backend_.device();
+}
+
+// The watch over the job ends what hangs.
+std::unique_ptr<CustomTraining> CustomProcessRun::NewBeside(const CustomStages& stages) {
+  return std::make_unique<CustomRun>(stages,
+                                     ThreadNetwork::Options{.timeout = std::chrono::hours(24)});
 }
 
 }  // namespace contraflow

@@ -16,23 +16,27 @@
 #include "runtime/launch/threaded_run.h"
 #include "runtime/stages/custom_backend.h"
 #include "runtime/stages/custom_stages.h"
+#include "runtime/stages/custom_training.h"
 #include "runtime/transport/thread_transport.h"
 
 namespace contraflow {
 
 /// Trains custom stages with a plan on the host: every device is a thread of this process.
-class CustomRun {
+class CustomRun : public CustomTraining {
  public:
   /// `stages` must outlive the run. Throws Error if a stage cannot be made.
   CustomRun(const CustomStages& stages, ThreadNetwork::Options options, bool fill = kFillUnused);
 
-  /// Steps count from 1. After an error the run is good for nothing but its destruction.
-  StepResult Step(int step);
-  const std::vector<Device>& devices() const { return devices_; }
-  CustomDevice& At(Device device) { return backends_[DeviceNumber(plan_, device)]->device(); }
+  StepResult Step(int step) override;
+  const std::vector<Device>& devices() const override { return devices_; }
+  CustomDevice& At(Device device) override {
+    return backends_[DeviceNumber(plan_, device)]->device();
+  }
+  std::unique_ptr<CustomTraining> NewBeside(const CustomStages& stages) override;
 
  private:
   const Plan& plan_;
+  const ThreadNetwork::Options options_;
   ThreadNetwork network_;
   const std::vector<Device> devices_;
   std::vector<std::unique_ptr<CustomBackend>> backends_;  // by device
@@ -41,16 +45,18 @@ class CustomRun {
 
 /// Trains custom stages with a plan on the host: this process is one of its devices, the others of
 /// the job are the others. Process 0 gets what all of them did.
-class CustomProcessRun {
+class CustomProcessRun : public CustomTraining {
  public:
   /// The order has as many processes as the job. What is passed must outlive the run. Throws Error
   /// if a stage cannot be made.
   CustomProcessRun(const CustomStages& stages, const RankOrder& order, Transport& transport,
                    Control& control, Progress& progress, bool fill = kFillUnused);
 
-  StepResult Step(int step);
-  const std::vector<Device>& devices() const { return devices_; }
-  CustomDevice& At(Device device);
+  StepResult Step(int step) override;
+  const std::vector<Device>& devices() const override { return devices_; }
+  CustomDevice& At(Device device) override;
+  /// All devices of the plan are threads of this process.
+  std::unique_ptr<CustomTraining> NewBeside(const CustomStages& stages) override;
 
  private:
   const Plan& plan_;

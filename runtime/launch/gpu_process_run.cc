@@ -14,7 +14,6 @@
 #include "runtime/exec/issue_order.h"
 #include "runtime/exec/issuer.h"
 #include "runtime/exec/step_watch.h"
-#include "runtime/gpu/custom_device.h"
 #include "runtime/gpu/device.h"
 #include "runtime/gpu/state_copies.h"
 #include "runtime/launch/process_run.h"
@@ -218,17 +217,24 @@ StageHolder& GpuProcessRun::At(Device device) {
 }
 
 std::unique_ptr<GpuSerialRun> GpuProcessRun::NewSerialRun() {
-  return std::make_unique<GpuSerialRun>(plan_, model_, dataset_, seed_, gpu_, rank_.setup(),
-                                        rank_.budget().compute, choices_);
+  return std::make_unique<GpuSerialRun>(plan_, model_, dataset_, seed_, gpu_, rank_.budget(),
+                                        choices_);
 }
 
 GpuCustomProcessRun::GpuCustomProcessRun(const CustomStages& stages, const GpuProcess& process,
                                          GpuRunOptions options)
     : plan_(WithLanes(stages.plan())),
-      rank_(plan_, {}, process, options, [&](Device device, gpu::Stream setup, int sms) {
-        return std::make_unique<GpuCustomDevice>(stages, device, process.gpu, setup, sms,
-                                                 MemoryOf(process, options));
-      }) {}
+      gpu_(process.gpu),
+      rank_(plan_, {}, process, options,
+            [&](Device device, gpu::Stream setup, int sms) {
+              return std::make_unique<GpuCustomDevice>(stages, device, process.gpu, setup, sms,
+                                                       MemoryOf(process, options));
+            }),
+      reader_(process.gpu) {}
+
+std::unique_ptr<CustomTraining> GpuCustomProcessRun::NewBeside(const CustomStages& stages) {
+  return std::make_unique<GpuCustomRun>(stages, gpu_, kBesideOptions, &rank_.budget());
+}
 
 CustomDevice& GpuCustomProcessRun::At(Device device) {
   CF_ASSERT(device == devices()[0]);

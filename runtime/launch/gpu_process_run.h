@@ -9,6 +9,7 @@
 #include "runtime/core/progress.h"
 #include "runtime/core/rank_order.h"
 #include "runtime/exec/gpu.h"
+#include "runtime/gpu/custom_device.h"
 #include "runtime/gpu/matmul_choices.h"
 #include "runtime/gpu/run.h"
 #include "runtime/gpu/serial_run.h"
@@ -18,6 +19,7 @@
 #include "runtime/nccl/links.h"
 #include "runtime/nccl/nccl.h"
 #include "runtime/stages/custom_stages.h"
+#include "runtime/stages/custom_training.h"
 
 namespace contraflow {
 
@@ -90,21 +92,28 @@ class GpuProcessRun : public Run {
 };
 
 /// Trains custom stages with a plan on GPUs, as one process of a job.
-class GpuCustomProcessRun {
+class GpuCustomProcessRun : public CustomTraining {
  public:
   /// As GpuCustomRun and GpuRank.
   GpuCustomProcessRun(const CustomStages& stages, const GpuProcess& process,
                       GpuRunOptions options = {});
 
-  StepResult Step(int step) { return rank_.Step(step); }
-  const std::vector<Device>& devices() const { return rank_.devices(); }
-  CustomDevice& At(Device device);
-  const SmBudget& budget() const { return rank_.budget(); }
-  void Close() { rank_.Close(); }
+  StepResult Step(int step) override { return rank_.Step(step); }
+  const std::vector<Device>& devices() const override { return rank_.devices(); }
+  CustomDevice& At(Device device) override;
+  std::span<const std::byte> Read(const void* at, size_t bytes,
+                                  std::vector<std::byte>* room) override {
+    return reader_.Read(at, bytes, room);
+  }
+  /// All devices of the plan share this process's GPU.
+  std::unique_ptr<CustomTraining> NewBeside(const CustomStages& stages) override;
+  void Close() override { rank_.Close(); }
 
  private:
   const Plan plan_;  // with lanes
+  Gpu& gpu_;
   GpuRank rank_;
+  GpuReader reader_;
 };
 
 /// What all processes measured, by DeviceNumber, on one clock: each begins its step at 0. A message

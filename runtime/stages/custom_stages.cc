@@ -228,6 +228,9 @@ CustomStages::CustomStages(const contraflow_stage_api& api, const Plan& plan, bo
   }
 }
 
+CustomStages::CustomStages(const CustomStages& same, const Plan& plan)
+    : CustomStages(same.api_, plan, same.job_.on_gpu != 0, same.job_.seed, same.options_) {}
+
 CustomDevice::CustomDevice(const CustomStages& stages, Device device, bool lanes, void* stream,
                            int sms)
     : stages_(stages),

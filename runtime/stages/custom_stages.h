@@ -68,6 +68,8 @@ class CustomStages {
   /// components in place of chunks, or no messages.
   CustomStages(const contraflow_stage_api& api, const Plan& plan, bool on_gpu, uint64_t seed,
                std::string options);
+  /// The same stages for another plan, which must outlive it, as must `same`'s table.
+  CustomStages(const CustomStages& same, const Plan& plan);
   CustomStages(const CustomStages&) = delete;
 
   const Plan& plan() const { return plan_; }

@@ -334,52 +334,6 @@ TEST_SUITE("kernel") {
                     gpu::GpuError);
   }
 
-  TEST_CASE("exchange: one member owns all experts") {
-    Draws random(6);
-    for (const int width : {5, 16}) {
-      const int members = 3, experts = 4, rows = 7;
-      std::vector<OnDevice<int32_t>> sent;
-      std::vector<OnDevice<Bf16>> tokens;
-      std::vector<Bf16> expected, values;
-      std::vector<int32_t> received;
-      OnDevice<int32_t> first(experts + 1), on_received(members * experts);
-      OnDevice<Bf16> on_rows(static_cast<size_t>(members * rows * width));
-      gpu::ExchangePeers peers = {};
-      peers.members = members;
-      peers.local_experts = experts;
-      peers.owners = 1;
-      for (int m = 0; m < members; ++m) {
-        sent.emplace_back(std::vector<int32_t>{0, m, 3, 3 + m, rows});
-        tokens.emplace_back(RandomBf16(static_cast<size_t>(rows * width), random()));
-        peers.peer[m] = {sent.back().data(), tokens.back().data(), first.data(), on_received.data(),
-                         on_rows.data()};
-        for (const int count : {m, 3 - m, m, rows - 3 - m}) received.push_back(count);
-      }
-      for (size_t e = 0; e < experts; ++e) {
-        for (size_t m = 0; m < members; ++m) {
-          const std::vector<int32_t> begin = sent[m].Get();
-          const std::vector<Bf16> from = tokens[m].Get();
-          expected.insert(expected.end(), from.begin() + begin[e] * width,
-                          from.begin() + begin[e + 1] * width);
-        }
-      }
-      gpu::PullToExperts(TestStream(), peers, 0, width, 0, members * rows, first.data(),
-                         on_received.data(), nullptr, 2);
-      CHECK(on_rows.Get() == expected);
-      CHECK(on_received.Get() == received);
-      for (int m = 0; m < members; ++m) {
-        OnDevice<Bf16>& back = tokens[static_cast<size_t>(m)];
-        values = back.Get();
-        back.Poison();
-        gpu::PullToTokens(TestStream(), peers, m, width, rows, 2);
-        CHECK(back.Get() == values);
-      }
-      CHECK_THROWS_WITH_AS(
-          gpu::PullToExperts(TestStream(), peers, 1, width, 0, 1, nullptr, nullptr, nullptr, 1),
-          "PullToExperts: member 1 owns no experts", gpu::GpuError);
-    }
-  }
-
   TEST_CASE("exchange: groups that are not possible") {
     gpu::ExchangePeers peers = {};
     peers.members = 17;

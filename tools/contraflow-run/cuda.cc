@@ -12,7 +12,6 @@
 #include "runtime/exec/gpu.h"
 #include "runtime/exec/step_watch.h"
 #include "runtime/gpu/check.h"
-#include "runtime/gpu/custom_device.h"
 #include "runtime/launch/gpu_process_run.h"
 #include "runtime/nccl/library.h"
 #include "tools/cli/exit.h"
@@ -42,16 +41,8 @@ class GpuCheck : public RunCheck {
     return {found.values, std::move(found.difference)};
   }
   /// The host begins every step with the weights of the GPU, and has none of its own to load.
-  std::vector<StateBlock> State() override {
-    std::vector<StateBlock> blocks;
-    for (int s = 0; s < plan_.stages; ++s) {
-      for (StateBlock& block : StateOf(reference_->StageAt(s))) blocks.push_back(std::move(block));
-    }
-    return blocks;
-  }
-  void Put() override {
-    for (int s = 0; s < plan_.stages; ++s) reference_->Put(s);
-  }
+  std::vector<StateBlock> State() override { return WholeState(plan_, *reference_); }
+  void Put() override { PutState(plan_, *reference_); }
   std::string Note() const override {
     char text[96];
     std::snprintf(text, sizeof text, "; losses and gradients are within %.1e of the host's",
@@ -107,14 +98,10 @@ int TrainVirtually(const RunOptions& options) {
   SayKernels(input, *gpu);
   std::optional<GpuCheck> check;
   if (options.check) {
-    const SmBudget budget = BudgetOf(gpu->sms(), static_cast<int>(DeviceCount(input.plan)),
-                                     UseOf(input.plan), options.partition_sms);
-    check.emplace(
-        options, input,
-        std::make_unique<GpuSerialRun>(input.plan, input.model, input.dataset, options.seed, *gpu,
-                                       gpu->NewStream(0, Priority::kNormal, "reference"),
-                                       budget.compute, run.choices()),
-        true, std::function<void()>());
+    check.emplace(options, input,
+                  std::make_unique<GpuSerialRun>(input.plan, input.model, input.dataset,
+                                                 options.seed, *gpu, run.budget(), run.choices()),
+                  true, std::function<void()>());
   }
   try {
     return TrainAlone(options, input, run, check ? &*check : nullptr);
@@ -126,15 +113,12 @@ int TrainVirtually(const RunOptions& options) {
 }
 
 /// Custom stages on a GPU: all devices of the plan, or one.
-template <typename CustomRun>
+template <typename Run>
 class GpuCustomTraining : public CustomTraining {
  public:
   template <typename... Arguments>
   GpuCustomTraining(std::unique_ptr<Gpu> gpu, std::unique_ptr<Nccl> nccl, Arguments&&... arguments)
-      : gpu_(std::move(gpu)),
-        nccl_(std::move(nccl)),
-        run_(std::forward<Arguments>(arguments)...),
-        place_(*gpu_, run_.budget().compute) {}
+      : gpu_(std::move(gpu)), nccl_(std::move(nccl)), run_(std::forward<Arguments>(arguments)...) {}
 
   StepResult Step(int step) override {
     try {
@@ -145,16 +129,19 @@ class GpuCustomTraining : public CustomTraining {
   }
   const std::vector<Device>& devices() const override { return run_.devices(); }
   CustomDevice& At(Device device) override { return run_.At(device); }
-  CustomPlace& place() override { return place_; }
-  void Close() override {
-    if constexpr (requires { run_.Close(); }) run_.Close();
+  std::span<const std::byte> Read(const void* at, size_t bytes,
+                                  std::vector<std::byte>* room) override {
+    return run_.Read(at, bytes, room);
   }
+  std::unique_ptr<CustomTraining> NewBeside(const CustomStages& stages) override {
+    return run_.NewBeside(stages);
+  }
+  void Close() override { run_.Close(); }
 
  private:
   const std::unique_ptr<Gpu> gpu_;
   const std::unique_ptr<Nccl> nccl_;
-  CustomRun run_;
-  GpuCustomPlace place_;
+  Run run_;
 };
 
 /// Of this machine's GPUs the one that a process of a job gets.

@@ -15,7 +15,7 @@
 #include "runtime/checkpoint/checkpoint.h"
 #include "runtime/core/bytes.h"
 #include "runtime/launch/custom_run.h"
-#include "runtime/stages/custom_serial_run.h"
+#include "runtime/stages/custom_check.h"
 #include "runtime/transport/shm_wire.h"
 #include "runtime/transport/wire_transport.h"
 #include "tools/cli/exit.h"
@@ -27,20 +27,6 @@
 
 namespace contraflow {
 namespace {
-
-/// The ranks are threads of this process.
-class ThreadsTraining : public CustomTraining {
- public:
-  ThreadsTraining(const CustomStages& stages, const RunOptions& options)
-      : run_(stages, {options.strict, Milliseconds(options.timeout), EndOfHang}) {}
-
-  StepResult Step(int step) override { return run_.Step(step); }
-  const std::vector<Device>& devices() const override { return run_.devices(); }
-  CustomDevice& At(Device device) override { return run_.At(device); }
-
- private:
-  CustomRun run_;
-};
 
 /// Bytes of one micro-batch between two stages.
 int64_t MessageBytes(const CustomStages& stages) {
@@ -64,6 +50,9 @@ class ProcessTraining : public CustomTraining {
   StepResult Step(int step) override { return run_.Step(step); }
   const std::vector<Device>& devices() const override { return run_.devices(); }
   CustomDevice& At(Device device) override { return run_.At(device); }
+  std::unique_ptr<CustomTraining> NewBeside(const CustomStages& stages) override {
+    return run_.NewBeside(stages);
+  }
 
  private:
   Control& control_;
@@ -85,7 +74,7 @@ std::string WeightsOf(const Plan& plan, CustomTraining* training, Job* job) {
       if (holders[static_cast<size_t>(s)].front() != device.rank) continue;
       for (const contraflow_block& block : holder.At(s).Blocks()) {
         mine["stage " + std::to_string(s) + " " + block.name] =
-            Sha256(training->place().Read(block.data, block.bytes, &room));
+            Sha256(training->Read(block.data, block.bytes, &room));
       }
     }
   }
@@ -167,7 +156,10 @@ class CustomReport {
 MakeCustomTraining OnHost(const RunOptions& options) {
   return [&options](const CustomStages& stages,
                     const CustomProcess* process) -> std::unique_ptr<CustomTraining> {
-    if (process == nullptr) return std::make_unique<ThreadsTraining>(stages, options);
+    if (process == nullptr) {
+      return std::make_unique<CustomRun>(
+          stages, ThreadNetwork::Options{options.strict, Milliseconds(options.timeout), EndOfHang});
+    }
     return std::make_unique<ProcessTraining>(stages, options, *process);
   };
 }
@@ -178,8 +170,8 @@ int TrainCustom(const RunOptions& options, const RunInput& input, const MakeCust
   const CustomStages stages(LoadStages(options.stages), plan, on_gpu, options.seed,
                             options.stage_options);
   const std::unique_ptr<CustomTraining> training = make(stages, process);
-  std::optional<CustomSerialRun> serial;
-  if (options.check) serial.emplace(stages, training->place());
+  std::optional<CustomCheck> check;
+  if (options.check) check.emplace(stages, *training);
   std::optional<CustomReport> report;
   if (job.leads()) report.emplace(options, plan);
   Timeline timeline;  // of the last step that was timed
@@ -192,11 +184,7 @@ int TrainCustom(const RunOptions& options, const RunInput& input, const MakeCust
     asked = job.Barrier() || stop_signal != 0;
     if (asked) break;
     const StepResult result = training->Step(++step);
-    if (serial) {
-      const auto at = [&](Device device) -> CustomDevice& { return training->At(device); };
-      difference =
-          job.AnyOf(DifferenceOf(plan, step, result, training->devices(), at, *serial, &compared));
-    }
+    if (check) difference = job.AnyOf(check->DifferenceIn(step, result, &compared));
     if (!report) continue;
     if (!result.timeline.ranks[0].empty()) timeline = result.timeline;
     report->Step(step, result, step == options.steps || !difference.empty());

@@ -1,40 +1,18 @@
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
-#include <vector>
 
 #include "runtime/core/progress.h"
 #include "runtime/launch/control.h"
-#include "runtime/launch/custom_run.h"
-#include "runtime/stages/custom_serial_run.h"
 #include "runtime/stages/custom_stages.h"
+#include "runtime/stages/custom_training.h"
 #include "tools/cli/run_options.h"
 #include "tools/contraflow-run/input.h"
 #include "tools/contraflow-run/job.h"
 
 namespace contraflow {
-
-/// A training of custom stages (--stages), as one process sees it.
-class CustomTraining {
- public:
-  virtual ~CustomTraining() = default;
-
-  virtual StepResult Step(int step) = 0;
-  /// Those of this process.
-  virtual const std::vector<Device>& devices() const = 0;
-  virtual CustomDevice& At(Device device) = 0;
-  /// What its stages' memory is read with, and what --check computes with.
-  virtual CustomPlace& place() { return host_; }
-  /// Behind the last step; all processes.
-  virtual void Close() {}
-
- private:
-  CustomPlace host_;
-};
 
 /// A process of a job, of which there are others.
 struct CustomProcess {

@@ -13,9 +13,10 @@
 #include <vector>
 
 #include "compiler/plan/error.h"
+#include "runtime/core/serial_plan.h"
 #include "runtime/gpu/custom_device.h"
 #include "runtime/gpu/run.h"
-#include "runtime/stages/custom_serial_run.h"
+#include "runtime/stages/custom_check.h"
 #include "runtime/stages/stage_api.h"
 #include "tests/emulator/emulated_gpu.h"
 #include "tests/emulator/emulator.h"
@@ -28,19 +29,19 @@ namespace {
 /// Trains on an emulated GPU beside the serial run on the host; "" if all is equal.
 std::string Train(const Plan& plan, const GpuRunOptions& options, uint64_t seed) try {
   const contraflow_stage_api api = EmulatedStages();
+  const Plan serial_plan = SerialPlan(plan);
   const CustomStages on_gpu(api, plan, true, 7, ""),
-      on_host(*contraflow_stages(), plan, false, 7, "");
+      on_host(*contraflow_stages(), serial_plan, false, 7, "");
   EmulatedGpu gpu(EmulatedGpuOptions{.seed = seed});
   GpuCustomRun run(on_gpu, gpu, options);
-  CustomPlace host;
-  CustomSerialRun serial(on_host, host);
+  CustomRun serial(on_host, {});
   for (int step = 1; step <= 3; ++step) {
     const StepResult result = run.Step(step);
-    const std::vector<float> losses = serial.Step(step);
+    const std::vector<float> losses = serial.Step(step).losses;
     if (losses != result.losses) return "losses of step " + std::to_string(step);
     for (const Device& device : run.devices()) {
       for (const int s : run.At(device).Held()) {
-        if (WeightsOf(run.At(device).At(s)) != WeightsOf(serial.At(device, s))) {
+        if (WeightsOf(run.At(device).At(s)) != WeightsOf(serial.At(device).At(s))) {
           return "weights of stage " + std::to_string(s) + " in step " + std::to_string(step);
         }
       }
@@ -63,21 +64,18 @@ class StageGpu : public EmulatedGpu {
   }
 };
 
-/// Steps of the plan on a GPU compared with those of one rank there; `spoil` may change the weights
-/// of the run behind the first. Returns the first difference.
+/// Steps of the plan on a GPU compared with those of one stage after the other there; `spoil` may
+/// change the weights of the run behind the first. Returns the first difference.
 std::string Check(const Plan& plan, uint64_t seed, bool spoil, int64_t* bytes) {
   const contraflow_stage_api api = EmulatedStages();
   const CustomStages stages(api, plan, true, 7, "");
   StageGpu gpu(EmulatedGpuOptions{.seed = seed});
   GpuCustomRun run(stages, gpu, {{.stamps = 0}});
-  GpuCustomPlace place(gpu, run.budget().compute);
-  CustomSerialRun serial(stages, place);
-  const auto at = [&](Device device) -> CustomDevice& { return run.At(device); };
+  CustomCheck check(stages, run);
   for (int step = 1; step <= 2; ++step) {
     const StepResult result = run.Step(step);
     if (spoil && step == 2) run.At({0, 0, 1}).At(1).gradients()[5] += 1;
-    const std::string difference =
-        DifferenceOf(plan, step, result, run.devices(), at, serial, bytes);
+    const std::string difference = check.DifferenceIn(step, result, bytes);
     if (!difference.empty()) return difference;
   }
   return "";
@@ -195,30 +193,6 @@ TEST_SUITE("equivalence") {
     CHECK(Check(CustomPlan("zb-1p", 2, 4, Level::kComm), 4, true, &bytes) ==
           "step 2: the gradient of stage 1 on replica 0 rank 1 is not the same as without a "
           "pipeline");
-  }
-
-  TEST_CASE("custom stages on a GPU: more parts than a kernel takes are added in their order") {
-    constexpr size_t kParts = 40, kSize = 100;
-    EmulatedGpu gpu;
-    gpu.Partition(1, 0);
-    GpuCustomPlace place(gpu, 8);
-    CustomPlace host;
-    std::vector<std::span<float>> there, here;
-    for (size_t p = 0; p < kParts; ++p) {
-      for (const auto& [parts, at] :
-           {std::pair(&there, static_cast<CustomPlace*>(&place)), std::pair(&here, &host)}) {
-        parts->emplace_back(reinterpret_cast<float*>(at->Allocate(kSize * sizeof(float))), kSize);
-        for (size_t i = 0; i < kSize; ++i)
-          parts->back()[i] = 1 / static_cast<float>(p * kSize + i + 1);
-      }
-    }
-    place.Sum(there);
-    host.Sum(here);
-    std::vector<std::byte> room;
-    for (size_t p = 0; p < kParts; ++p) {
-      CHECK(std::ranges::equal(place.Read(there[p].data(), kSize * sizeof(float), &room),
-                               std::as_bytes(here[0])));
-    }
   }
 
   TEST_CASE("custom stages on a GPU: an event that is missing is noticed") {

@@ -228,7 +228,7 @@ TEST_SUITE("unit") {
     CHECK(run.ChosenAlgorithms() == DigestOf(choices));
     const StepResult result = run.Step(1);
     const auto difference = [&](const MatmulChoices& by) {
-      GpuSerialRun reference(plan, model, dataset, 1, TestGpu(), TestStream(), budget.compute, by);
+      GpuSerialRun reference(plan, model, dataset, 1, gpu, run.budget(), by);
       return CompareGpuStep(plan, 1, result, run, reference, nullptr).difference;
     };
     CHECK(difference(run.choices()) == "");

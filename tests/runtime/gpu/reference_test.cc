@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -9,6 +10,7 @@
 #include "compiler/plan/error.h"
 #include "runtime/gpu/check.h"
 #include "runtime/gpu/serial_run.h"
+#include "tests/emulator/emulated_gpu.h"
 #include "tests/emulator/test_gpu.h"
 #include "tests/runtime/gpu/gpu_plan.h"
 #include "tests/support/run_support.h"
@@ -25,6 +27,12 @@ constexpr uint64_t kOneLayer = 1, kTwoLayers = 3;
 
 gpu::Stream FewSms() { return {TestStream().handle, kSms}; }
 
+std::unique_ptr<EmulatedGpu> Divided() {
+  auto gpu = std::make_unique<EmulatedGpu>();
+  gpu->Partition(1, 0);
+  return gpu;
+}
+
 /// A plan, run and compared for some steps.
 struct Trial {
   Trial(std::string_view schedule, int ranks, int microbatches, int members, int data_parallel,
@@ -33,7 +41,8 @@ struct Trial {
         dataset(SmallDataset()),
         plan(GpuPlanFor(model, schedule, ranks, microbatches, members, seed, data_parallel)),
         run(plan, model, dataset, 1, TestGpu(), FewSms(), kSms),
-        reference(plan, model, dataset, 1, TestGpu(), FewSms(), kSms) {}
+        gpu(Divided()),
+        reference(plan, model, dataset, 1, *gpu, {.compute = kSms, .link_ctas = 1}) {}
 
   GpuComparison Compare(int step, ReferenceRun* host, double bound) {
     const StepResult result = run.Step(step);
@@ -44,6 +53,7 @@ struct Trial {
   const Dataset dataset;
   const Plan plan;
   OneByOneRun run;
+  const std::unique_ptr<EmulatedGpu> gpu;
   GpuSerialRun reference;
 };
 
@@ -140,7 +150,8 @@ TEST_SUITE("kernel") {
     const Plan plan = GpuPlanFor(model, "1f1b", 2, 2, 1, 3);
     const auto refusal = [&](const Plan& given) -> std::string {
       try {
-        GpuDevice(given, model, dataset, 1, {0, 0, 0}, TestGpu(), FewSms(), kSms);
+        GpuDevice(CheckGpuPlan(given, model), model, dataset, 1, {0, 0, 0}, TestGpu(), FewSms(),
+                  kSms);
       } catch (const Error& error) {
         return error.what();
       }

@@ -153,8 +153,7 @@ void CheckAgainstReferences(const Shape& shape, const Model& model, const GpuRun
   const Plan plan = PlanOf(shape, model);
   EmulatedGpu gpu(EmulatedGpuOptions{.seed = seed});
   GpuRun run(plan, model, dataset, kSeed, gpu, options);
-  const SmBudget budget = BudgetOf(gpu.sms(), static_cast<int>(DeviceCount(plan)), UseOf(plan));
-  GpuSerialRun reference(plan, model, dataset, kSeed, TestGpu(), TestStream(), budget.compute);
+  GpuSerialRun reference(plan, model, dataset, kSeed, gpu, run.budget());
   ReferenceRun host(plan, model, dataset, kSeed);
   ReferenceRun* const comparable = model.top_k == model.experts ? &host : nullptr;
   for (int step = 1; step <= steps; ++step) {

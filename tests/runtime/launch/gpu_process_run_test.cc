@@ -13,11 +13,11 @@
 #include <vector>
 
 #include "compiler/plan/error.h"
+#include "runtime/core/serial_plan.h"
 #include "runtime/gpu/check.h"
 #include "runtime/gpu/device.h"
 #include "runtime/host/run.h"
 #include "runtime/launch/custom_run.h"
-#include "runtime/stages/custom_serial_run.h"
 #include "tests/emulator/nccl_network.h"
 #include "tests/runtime/gpu/emulated_stages.h"
 #include "tests/runtime/gpu/gpu_plan.h"
@@ -373,12 +373,12 @@ TEST_SUITE("unit") {
       for (const bool graph : {false, true}) {
         const Plan plan = CustomPlan("dualpipe", 2, 4, level, 2);
         const CustomStages on_gpu(api, plan, true, 7, "");
-        const CustomStages on_host(*contraflow_stages(), plan, false, 7, "");
+        const Plan serial_plan = SerialPlan(plan);
+        const CustomStages on_host(*contraflow_stages(), serial_plan, false, 7, "");
         const RankOrder order(RankOrder::kDefault, plan);
-        CustomPlace host;
-        CustomSerialRun serial(on_host, host);
+        CustomRun serial(on_host, {});
         std::vector<float> losses;
-        for (int step = 1; step <= 2; ++step) losses = serial.Step(step);
+        for (int step = 1; step <= 2; ++step) losses = serial.Step(step).losses;
         NcclNetwork network(order.processes(), NcclNetwork::Processes::kThreads);
         WatchedJob job(order.processes());
         std::atomic<int> equal = 0;
@@ -391,7 +391,7 @@ TEST_SUITE("unit") {
           if (p == 0) CHECK(result.losses == losses);
           const Device device = run.devices()[0];
           for (const int s : run.At(device).Held()) {
-            if (WeightsOf(run.At(device).At(s)) == WeightsOf(serial.At(device, s))) ++equal;
+            if (WeightsOf(run.At(device).At(s)) == WeightsOf(serial.At(device).At(s))) ++equal;
           }
           run.Close();
           control.Finish();

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "compiler/plan/error.h"
-#include "runtime/stages/custom_serial_run.h"
+#include "runtime/stages/custom_check.h"
 #include "runtime/stages/stage_api.h"
 #include "schedules/compile.h"
 #include "tests/support/failure.h"
@@ -40,23 +40,20 @@ Plan PlanOf(const std::string& schedule, int ranks, int microbatches, Level leve
   return Compile(spec, {.level = level});
 }
 
-std::string Difference(CustomRun* run, const Plan& plan, int step, CustomSerialRun* serial,
+std::string Difference(CustomRun* run, const Plan& plan, int step, CustomCheck* check,
                        int64_t* bytes) {
   const StepResult result = run->Step(step);
   CHECK(result.losses.size() == MicrobatchesOfStep(plan));
-  return DifferenceOf(
-      plan, step, result, run->devices(),
-      [&](Device device) -> CustomDevice& { return run->At(device); }, *serial, bytes);
+  return check->DifferenceIn(step, result, bytes);
 }
 
-/// Trains some steps beside the serial run; "" if all is equal.
+/// Trains some steps beside the same training without a pipeline; "" if all is equal.
 std::string Train(const CustomStages& stages, int steps, bool strict = true) {
   CustomRun run(stages, {.strict = strict}, /*fill=*/true);
-  CustomPlace host;
-  CustomSerialRun serial(stages, host);
+  CustomCheck check(stages, run);
   int64_t values = 0;
   for (int step = 1; step <= steps; ++step) {
-    const std::string difference = Difference(&run, stages.plan(), step, &serial, &values);
+    const std::string difference = Difference(&run, stages.plan(), step, &check, &values);
     if (!difference.empty()) return difference;
   }
   return values > 0 ? "" : "nothing was compared";
@@ -206,10 +203,9 @@ TEST_SUITE("unit") {
     CHECK(expected > 0);
     const CustomStages stages(api, plan, false, 7, "");
     CustomRun run(stages, {}, true);
-    CustomPlace host;
-    CustomSerialRun serial(stages, host);
+    CustomCheck check(stages, run);
     int64_t values = 0;
-    CHECK(Difference(&run, plan, 1, &serial, &values) == "");
+    CHECK(Difference(&run, plan, 1, &check, &values) == "");
   }
 
   TEST_CASE("custom stages: what is wrong with them is an error that names the stage") {

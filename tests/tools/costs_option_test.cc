@@ -69,10 +69,9 @@ TEST_SUITE("unit") {
       CHECK(WithFlags(same) == same);
     }
     CHECK(WithFlags("` `chunks`") == "` --chunks");
-    CHECK(
-        Failure<UsageError>([] { ReadOption([] { return ParseRecompute("x").stages; }); }) ==
-        "--recompute: must be none, full, auto, attention, experts, all-but-attention, layers=N or "
-        "stages as in \"0,3,5-7\", is \"x\"");
+    CHECK(Failure<UsageError>([] { ReadOption([] { return ParseRecompute("x").stages; }); }) ==
+          "--recompute: must be none, full, auto, attention, experts, all-but-attention, layers=N "
+          "or stages as in \"0,3,5-7\", is \"x\"");
   }
 
   TEST_CASE("the help of --costs names every profile that ships") {
@@ -173,14 +172,12 @@ TEST_SUITE("unit") {
       give(&option);
       return Failure([&] { CostsForPlan(option, plan); });
     };
-    CHECK(
-        refusal([](CostsOption* o) { o->w = 1; }) ==
-        "--w: a plan of components takes the times in \"moe\", cells have none of their own; give "
-        "--costs with other times there");
-    CHECK(
-        refusal([](CostsOption* o) { o->overlap = "all"; }) ==
-        "--overlap: how far the components of this plan overlap was settled when it was compiled; "
-        "give it to contraflow compile");
+    CHECK(refusal([](CostsOption* o) { o->w = 1; }) ==
+          "--w: a plan of components takes the times in \"moe\", cells have none of their own; "
+          "give --costs with other times there");
+    CHECK(refusal([](CostsOption* o) { o->overlap = "all"; }) ==
+          "--overlap: how far the components of this plan overlap was settled when it was "
+          "compiled; give it to contraflow compile");
   }
 }
 

@@ -131,11 +131,10 @@ void AddCostsOptions(CLI::App* app, CostsOption* option, const std::string& othe
   app->add_option("--costs", option->file,
                   std::string(kCostsHelp) + "\n(default: " + otherwise + ")")
       ->type_name("FILE|PROFILE");
-  AddTime(
-      app, "--f", &option->f,
-      "forward of a stage; T is a time such as 6.2ms, or a number in the\nunit of the costs. This "
-      "and the flags below override the costs;\nwithout costs, those of "
-      "--f, --b and --w that are left out are 1");
+  AddTime(app, "--f", &option->f,
+          "forward of a stage; T is a time such as 6.2ms, or a number in the\nunit of the costs. "
+          "This and the flags below override the costs;\nwithout costs, those of --f, --b and --w "
+          "that are left out are 1");
   AddTime(app, "--b", &option->b, "backward for the input gradient only");
   AddTime(app, "--w", &option->w, "backward for the weight gradient only");
   AddTime(app, "--bw", &option->bw, "full backward (default: what the costs say, else b + w)");
@@ -188,11 +187,10 @@ void RefuseChunkCosts(const CostsOption& option, bool layers) {
   for (const auto& [name, given] : flags) {
     if (!given) continue;
     throw Error(std::string(name) +
-                (layers
-                     ? ": these costs are of layers, and it is of whole stages; give --costs with "
-                       "other times there"
-                     : ": a plan of components takes the times in \"moe\", cells have none of "
-                       "their own; give --costs with other times there"));
+                (layers ? ": these costs are of layers, and it is of whole stages; give --costs "
+                          "with other times there"
+                        : ": a plan of components takes the times in \"moe\", cells have none of "
+                          "their own; give --costs with other times there"));
   }
 }
 
@@ -256,8 +254,7 @@ CostModel CostsForPlan(const CostsOption& option, const Plan& plan,
     if (option.overlap) {
       throw Error(
           "--overlap: how far the components of this plan overlap was settled when it was "
-          "compiled; "
-          "give it to contraflow compile");
+          "compiled; give it to contraflow compile");
     }
   }
   CostModel costs = ResolveCosts(option, plan.costs ? *plan.costs : UnitCosts(), assumed);
@@ -285,11 +282,10 @@ void AddDeviceMemoryOptions(CLI::App* app, DeviceMemoryOption* option) {
                   "every copy), gradients, optimizer state,\nactivations, messages and workspace "
                   "(default: that of the GPU in the\ncosts; none: no limit)")
       ->type_name("BYTES|none");
-  AddInteger(
-      app, "--zero", &option->zero, "N",
-      "ZeRO stage: devices that hold the same parameters share the optimizer\nstate (1), and "
-      "gradients too (2): those of experts over replicas\n(--data-parallel), all others over "
-      "the expert group, too (default: what\nthe costs say, else 0)");
+  AddInteger(app, "--zero", &option->zero, "N",
+             "ZeRO stage: devices that hold the same parameters share the optimizer\nstate (1), "
+             "and gradients too (2): those of experts over replicas\n(--data-parallel), all others "
+             "over the expert group, too (default: what\nthe costs say, else 0)");
 }
 
 namespace {
@@ -319,12 +315,13 @@ void CheckSharing(const Spec& spec, int64_t zero) {
                      std::ranges::any_of(spec.costs.layers, knows);
   const int64_t most = std::max(copies.experts, copies.rest);
   if (std::min(copies.experts, copies.rest) > 1 || (known && most > 1)) return;
-  throw UsageError("--zero " + std::to_string(zero) +
-                   ": is what replicas share, and there is one; give --data-parallel N, " +
-                   (most > 1 ? "costs that tell the bytes of experts from the rest, which an "
-                               "expert group shares, "
-                             : "") +
-                   "or leave --zero out");
+  throw UsageError(
+      "--zero " + std::to_string(zero) +
+      ": is what replicas share, and there is one; give --data-parallel N, " +
+      (most > 1
+           ? "costs that tell the bytes of experts from the rest, which an expert group shares, "
+           : "") +
+      "or leave --zero out");
 }
 
 }  // namespace
@@ -412,15 +409,13 @@ void AddSearchOptions(CLI::App* app, SearchOption* option) {
       ->type_name("PLACEMENT");
   app->add_option("--budget", option->budget,
                   "for auto: search time for each placement tried, and the same again\nfor "
-                  "--noise; it counts "
-                  "evaluated instructions, not seconds, so the\nresult is the same on every "
-                  "machine (default: 1s)")
+                  "--noise; it counts evaluated instructions, not seconds, so the\nresult is the "
+                  "same on every machine (default: 1s)")
       ->type_name("500ms|1s|2m");
   AddInteger(app, "--seed", &option->seed, "N", "for auto: another N, another search (default: 0)");
-  AddNumber(
-      app, "--noise", &option->noise, "X",
-      "for auto: among equally short orders, prefer the one least\nsensitive to random durations, "
-      "with standard deviation X times\neach duration (0 to 0.5; default: 0)");
+  AddNumber(app, "--noise", &option->noise, "X",
+            "for auto: among equally short orders, prefer the one least\nsensitive to random "
+            "durations, with standard deviation X times\neach duration (0 to 0.5; default: 0)");
 }
 
 SearchOptions ResolveSearch(const SearchOption& option) {

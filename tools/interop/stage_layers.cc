@@ -66,8 +66,7 @@ LayerLayout ReadLayers(const Plan& plan, const std::string& text) {
     if (!IsList(text)) {
       throw Error(
           "--layers: must be how many layers there are or each stage has, as in 24 or 6,5x6,4, or "
-          "a "
-          "layout such as Et*6|(t*6|)*6t*4L, is \"" +
+          "a layout such as Et*6|(t*6|)*6t*4L, is \"" +
           text.substr(0, 64) + "\"");
     }
     const PartitionChoice choice = ParsePartition(text);

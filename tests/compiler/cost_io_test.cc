@@ -113,8 +113,7 @@ TEST_SUITE("unit") {
         {R"({"unit": 3})", "c.json: /unit: must be a unit (ns, us, ms, s or unit) in quotes, is 3"},
         {R"({"unit": "us"})",
          "c.json: has no stage costs; give \"stage\": {\"f\": .., \"b\": .., \"w\": ..} (every "
-         "stage alike), \"stages\" with one such entry for each stage, \"layers\", or "
-         "\"moe\""},
+         "stage alike), \"stages\" with one such entry for each stage, \"layers\", or \"moe\""},
         {R"({"unit": "us", "moe": {}})",
          "c.json: /moe: the key \"layers_per_stage\" is missing; add it"},
         {With("\"stages\": []"),
@@ -122,9 +121,7 @@ TEST_SUITE("unit") {
         {With("\"memmory\": {}"),
          "c.json: unknown key \"memmory\" (did you mean \"memory\"?); known are: unit, source, "
          "parallel, gpu, tokens, sums, stage, stages, layers, partition, partition_of, comm, host, "
-         "moe, "
-         "overlap, memory, ranks, "
-         "microbatch_scale"},
+         "moe, overlap, memory, ranks, microbatch_scale"},
         {With("\"source\": \"a\\u0007\""),
          "c.json: /source: must have no control characters, is \"a\\u0007\""},
         {R"({"unit": "us", "stages": []})", "c.json: /stages: must have 1..32768 entries, has 0"},
@@ -155,8 +152,7 @@ TEST_SUITE("unit") {
          "c.json: /stage/f: an integer out of 64 bits"},
         {Stage(R"({"f": 1, "b": 2, "w": 3, "bw": 2.5})"),
          "c.json: /stage: \"bw\" is the full backward and cannot be shorter than \"b\" or \"w\": "
-         "must "
-         "be >= 3, is 2.5"},
+         "must be >= 3, is 2.5"},
         {Stage(R"({"f": 1, "b": 2, "w": 3, "fb": 2})"),
          "c.json: /stage: \"fb\" is a forward and a full backward overlapped and cannot be shorter "
          "than \"f\", \"b\" or \"w\": must be >= 3, is 2"},
@@ -180,8 +176,7 @@ TEST_SUITE("unit") {
          "-1.5"},
         {With(R"("comm": {"bytes": 1000000, "bandwidth": 1e-300})"),
          "c.json: /comm: \"bytes\" / \"bandwidth\": is larger than 1125899906842.624 us, the "
-         "largest "
-         "cost there is"},
+         "largest cost there is"},
         {With(R"("comm": {"bytes": 1.5, "bandwidth": 1})"),
          "c.json: /comm/bytes: must be a number of bytes in 0..1099511627776, is 1.5"},
         {With(R"("comm": 0)"),
@@ -190,12 +185,10 @@ TEST_SUITE("unit") {
          "c.json: /memory: the key \"activation_bytes\" is missing; add it"},
         {With(R"("memory": {"activation_bytes": 10, "w_stash_bytes": 11})"),
          "c.json: /memory/w_stash_bytes: is part of \"activation_bytes\" and must be at most 10, "
-         "is "
-         "11"},
+         "is 11"},
         {With(R"("memory": {"activation_bytes": [10, 2], "w_stash_bytes": [1, 5]})"),
          "c.json: /memory/w_stash_bytes/1: is part of \"activation_bytes\" and must be at most 2, "
-         "is "
-         "5"},
+         "is 5"},
         {With(R"("memory": {"activation_bytes": 1e9})"),
          "c.json: /memory/activation_bytes: must be a number of bytes in 0..1099511627776, is "
          "1e+09"},
@@ -207,12 +200,10 @@ TEST_SUITE("unit") {
          "c.json: /microbatch_scale/1: must be a factor in 1e-06..1e+06, is -1.5"},
         {Moe("[1, 2, 3]"),
          "c.json: /moe/attn_f: must be one number or a list with one for each of the 2 layers, has "
-         "3 "
-         "entries"},
+         "3 entries"},
         {Moe("[1]"),
          "c.json: /moe/attn_f: must be one number or a list with one for each of the 2 layers, has "
-         "1 "
-         "entries"},
+         "1 entries"},
         {Moe("[1, -1]"), "c.json: /moe/attn_f/1: must be a cost (a number >= 0), is -1"},
         {Moe("true"), "c.json: /moe/attn_f: must be a cost (a number >= 0), is true"},
         {With(R"("moe": {"layers_per_stage": 0})"),
@@ -243,8 +234,7 @@ TEST_SUITE("unit") {
          "c.json: /memory/gradient_bytes: must be a number of bytes in 0..1099511627776, is \"1\""},
         {With(R"("memory": {"values": {"input": 1}})"),
          "c.json: /memory: has \"values\" and no \"activation_bytes\", which follows from them "
-         "only "
-         "beside \"moe\"; give one of the two"},
+         "only beside \"moe\"; give one of the two"},
         {With(R"("memory": {"activation_bytes": 1, "values": {"dhidden": 1}})"),
          "c.json: /memory/values: unknown key \"dhidden\" (did you mean \"hidden\"?); known are: "
          "input, output, attention, scores, dispatched, rows, gate, hidden, expert_out, combined, "

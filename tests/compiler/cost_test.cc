@@ -76,13 +76,11 @@ TEST_SUITE("unit") {
     costs.stages.resize(2, costs.stages[0]);
     CHECK(Failure([&] { CheckCosts(costs, 3, 4); }) ==
           "`costs`: /stages: lists 2 stages, this schedule has 3; give \"stage\" (every stage "
-          "alike) or "
-          "\"stages\" with 3 entries, or compile with `partition` even");
+          "alike) or \"stages\" with 3 entries, or compile with `partition` even");
     costs.stages[1].fb = 0;
     CHECK(Failure([&] { CheckCosts(costs, 2, 4); }) ==
           "costs of stage 1: \"fb\" is a forward and a full backward overlapped and cannot be "
-          "shorter "
-          "than \"f\", \"b\" or \"w\": must be >= 0.000001, is 0");
+          "shorter than \"f\", \"b\" or \"w\": must be >= 0.000001, is 0");
     costs.stages = {{.f = 1, .b = 5, .w = 1, .bw = 4, .fb = 9}};
     CHECK(Failure([&] { CheckCosts(costs, 2, 4); }) ==
           "costs of every stage: \"bw\" is the full backward and cannot be shorter than \"b\" or "
@@ -91,8 +89,7 @@ TEST_SUITE("unit") {
     costs.microbatch_scale = {1, 1, 1};
     CHECK(Failure([&] { CheckCosts(costs, 2, 4); }) ==
           "`costs`: /microbatch_scale: has 3 entries, this plan has 4 micro-batches; give one "
-          "factor for "
-          "each");
+          "factor for each");
     costs = UniformCosts(1, 1, 1);
     costs.memory = MemoryCost{.activation_bytes = int64_t{1} << 40};
     CHECK(Failure([&] { CheckCosts(costs, 4096, 4096); }) ==
@@ -203,8 +200,7 @@ TEST_SUITE("unit") {
     CheckCosts(costs, 2, 4);
     CHECK(Failure([&] { CheckCosts(costs, 3, 4); }) ==
           "`costs`: /memory/optimizer_bytes: has 2 entries, this plan has 3 stages; give one "
-          "number (every stage "
-          "alike) or one for each stage");
+          "number (every stage alike) or one for each stage");
     costs.memory->optimizer_bytes = {1};
     costs.memory->values.assign(2, int64_t{1} << 40);
     CHECK(

@@ -131,8 +131,7 @@ TEST_SUITE("unit") {
     for (int i = 0; i < 100000; ++i) many += ",\"F s0 m0\"";
     CHECK(Read(many + "]]}") ==
           "p: /programs/0: has 100001 instructions, more than 10, all there can be for 1 stages "
-          "and 1 "
-          "micro-batches");
+          "and 1 micro-batches");
     many = head + "\"routes\": [[0";
     for (int i = 0; i < (1 << 22); ++i) many += ",0";
     CHECK(Read(many + "]]}") ==

@@ -6,18 +6,14 @@
 #include <string>
 
 #include "compiler/plan/error.h"
+#include "tests/support/failure.h"
 #include "tests/support/sanitized.h"
 
 namespace contraflow::instruction_test {
 namespace {
 
 std::string ParseFailure(const std::string& text) {
-  try {
-    ParseInstruction(text);
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "accepted";
+  return Failure([&] { ParseInstruction(text); });
 }
 
 TEST_SUITE("unit") {

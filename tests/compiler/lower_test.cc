@@ -12,6 +12,7 @@
 #include "compiler/simulate/simulate.h"
 #include "compiler/verify/verify.h"
 #include "schedules/registry.h"
+#include "tests/support/failure.h"
 #include "tests/support/sanitized.h"
 #include "tests/support/support.h"
 
@@ -169,13 +170,8 @@ TEST_SUITE("unit") {
                             });
     CHECK(seen == "comm:comm ");
     CHECK(PassNames().size() == 3);
-    const auto failure = [&](const Plan& from, Level to) -> std::string {
-      try {
-        Lower(from, spec.costs, {.target = to});
-      } catch (const Error& error) {
-        return error.what();
-      }
-      return "accepted";
+    const auto failure = [&](const Plan& from, Level to) {
+      return Failure([&] { Lower(from, spec.costs, {.target = to}); });
     };
     CHECK(failure(plan, Level::kComm) ==
           "only a plan of level compute can be lowered, this one is of level comm");

@@ -57,8 +57,7 @@ TEST_SUITE("unit") {
             MemoryOf(PlanOf(MakeSpec("1f1b", 4, 8, Bytes(10, 4)), Level::kComm), costs);
           }) ==
           "`costs`: /memory/optimizer_bytes: is for 2 stages, this plan has 4; give one number "
-          "(every "
-          "stage alike) or one for each stage");
+          "(every stage alike) or one for each stage");
   }
 
   TEST_CASE("a rank sends nothing to itself") {
@@ -112,8 +111,7 @@ TEST_SUITE("unit") {
     costs.memory->stash_of.pop_back();
     CHECK(Failure([&] { Simulate(line, costs); }) ==
           "`costs`: /memory/w_stash_bytes: has 3 entries, this plan has 4 stages; give one number "
-          "(every stage "
-          "alike) or one for each stage");
+          "(every stage alike) or one for each stage");
   }
 
   TEST_CASE("a breakdown names what is known") {
@@ -129,8 +127,7 @@ TEST_SUITE("unit") {
     figures.gradients = 12;
     CHECK(Breakdown(figures) ==
           "activations without stashes 1,234,567, stashes 999, gradients in flight 1, exchange "
-          "buffers 1,000; beside "
-          "them parameters 5, gradients 12, optimizer state 0");
+          "buffers 1,000; beside them parameters 5, gradients 12, optimizer state 0");
   }
 
   TEST_CASE("a forward that runs again is gone when the next one waits for its last component") {

@@ -143,9 +143,8 @@ TEST_SUITE("unit") {
     CHECK(findings(" F s0 m0\n OFFLOAD s0 m0\n RELOAD s0 m0\n R s0 m0\n B s0 m0\n" + rest) ==
           "complete: rank 0, instruction 1 (OFFLOAD s0 m0): the cell is recomputed and offloaded, "
           "which does not go together; drop R, or OFFLOAD and RELOAD\n");
-    CHECK(FindingsText(
-              PlanFromText("level compute\nroute 0 1 : 0\nrank\n F s0 m0\n BW s0 m0\n OFFLOAD "
-                           "s1 m0\nrank\n F s1 m0\n BW s1 m0\n")) ==
+    CHECK(FindingsText(PlanFromText("level compute\nroute 0 1 : 0\nrank\n F s0 m0\n BW s0 m0\n "
+                                    "OFFLOAD s1 m0\nrank\n F s1 m0\n BW s1 m0\n")) ==
           "owner: rank 0, instruction 2: OFFLOAD s1 m0 is on rank 0; route 0 has stage 1 on rank "
           "1\n");
   }
@@ -168,10 +167,9 @@ TEST_SUITE("unit") {
     CHECK(Failure([&] { read("{\"time\": 1, \"bandwidth\": 1}"); }) ==
           "costs.json: /host: \"time\" is the whole cost of a copy; give either it or \"latency\" "
           "and \"bandwidth\"");
-    CHECK(
-        Failure([&] { read("{\"bandwidth\": 0}"); }) ==
-        "costs.json: /host/bandwidth: must be a bandwidth (bytes per unit) above 0 and up to 1e18, "
-        "is 0");
+    CHECK(Failure([&] { read("{\"bandwidth\": 0}"); }) ==
+          "costs.json: /host/bandwidth: must be a bandwidth (bytes per unit) above 0 and up to "
+          "1e18, is 0");
     CostModel costs = CostsOfTwo();
     CHECK(costs.Duration(CellOp(Op::OFFLOAD, 0, 0)) == 3 * TicksPerUnit(Unit::kUnit));
     costs.memory.reset();

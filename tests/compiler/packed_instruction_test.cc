@@ -84,9 +84,8 @@ TEST_SUITE("unit") {
     CHECK(Read("[3,0]") == at + "instruction [3,0]: the micro-batch is missing");
     CHECK(Read("[3,-1,0]") ==
           at + "instruction [3,-1,0]: the stage must be in 0..2147483647, is -1");
-    CHECK(Read("[3,0,2147483648]") ==
-          at + "instruction [3,0,2147483648]: the micro-batch must be in 0..2147483647, is "
-               "2147483648");
+    CHECK(Read("[3,0,2147483648]") == at + "instruction [3,0,2147483648]: the micro-batch must be "
+                                           "in 0..2147483647, is 2147483648");
     CHECK(Read("[4,0,32768,0]") ==
           at + "instruction [4,0,32768,0]: the layer must be in 0..32767, is 32768");
     CHECK(Read("[3,0,0,-1]") ==

@@ -1,7 +1,6 @@
 #include "compiler/files/plan_io.h"
 
 #include <doctest/doctest.h>
-#include <unistd.h>
 
 #include <filesystem>
 
@@ -10,6 +9,7 @@
 #include "tests/support/failure.h"
 #include "tests/support/random_plan.h"
 #include "tests/support/sanitized.h"
+#include "tests/support/test_folder.h"
 
 namespace contraflow::plan_io_test {
 namespace {
@@ -242,10 +242,8 @@ TEST_SUITE("unit") {
          "contraflow, or compile the plan again"},
         {With("\"stages\"", "\"stage\""),
          "p.json: unknown key \"stage\" (did you mean \"stages\"?); known are: format, version, "
-         "schedule, level, ranks, rank, stages, microbatches, data_parallel, "
-         "expert_parallel, layers, stage_layers, semantics, routes, costs, provenance, files, "
-         "names, "
-         "programs, "
+         "schedule, level, ranks, rank, stages, microbatches, data_parallel, expert_parallel, "
+         "layers, stage_layers, semantics, routes, costs, provenance, files, names, programs, "
          "slots, marks"},
         {With("\"stages\": 2, ", ""), "p.json: the key \"stages\" is missing; add it"},
         {With("zb-1p", "a b"),
@@ -256,8 +254,7 @@ TEST_SUITE("unit") {
          "p.json: /schedule: must have at most 64 bytes, has 65"},
         {With("\"comm\"", "\"com\""),
          "p.json: /level: unknown level \"com\" (did you mean \"comm\"?); levels are compute, "
-         "comm, "
-         "component, buffer"},
+         "comm, component, buffer"},
         {With("\"ranks\": 2", "\"ranks\": 0"),
          "p.json: /ranks: must be a number of ranks in 1..16384, is 0"},
         {With("\"ranks\": 2", "\"ranks\": 1000000000000000000"),
@@ -292,8 +289,7 @@ TEST_SUITE("unit") {
          "p.json: /routes/1/microbatches/0: must be a micro-batch in 0..1, is 2"},
         {With("\"microbatches\": [1]", "\"microbatches\": [0]"),
          "p.json: /routes/1/microbatches/0: micro-batch 0 is in route 0 already; a micro-batch "
-         "takes "
-         "one route"},
+         "takes one route"},
         {With("\"microbatches\": [1]", "\"microbatches\": [1,0]"),
          "p.json: /routes/1/microbatches/1: must be ascending, 0 stands behind 1"},
         {With("\"microbatches\": [1]", "\"microbatches\": [1,1]"),
@@ -323,8 +319,7 @@ TEST_SUITE("unit") {
          "0..1, is 2"},
         {With("+ s1 m1", "+ s1 m2"),
          "p.json: /programs/1/1: instruction \"FB s1 m0 + s1 m2\": the backward micro-batch must "
-         "be "
-         "in 0..1, is 2"},
+         "be in 0..1, is 2"},
         {With("to=1", "to=2"),
          "p.json: /programs/0/1: instruction \"SEND_F s0 m0 to=2\": the peer must be in 0..1, is "
          "2"},
@@ -339,12 +334,10 @@ TEST_SUITE("unit") {
          "earlier instructions of the same program, 2 is not before 2"},
         {With("\"W s1 m1", "\"W \xC3\xA9 m1"),
          "p.json: /programs/1/2: instruction \"W \xC3\xA9 m1 slot=3 after=0,1\": has characters "
-         "other "
-         "than plain ASCII"},
+         "other than plain ASCII"},
         {With("\"W s1 m1", "\"W s1\\u001b[31m m1"),
          "p.json: /programs/1/2: instruction \"W s1\\u001b[31m m1 slot=3 after=0,1\": has "
-         "characters "
-         "other than plain ASCII"},
+         "characters other than plain ASCII"},
         {With("\"STEP s0\"\n", "\"STEP s0\",\n"),
          "p.json:11:1: not valid JSON: unexpected ']'; expected '[', '{', or a literal"},
     };
@@ -357,10 +350,9 @@ TEST_SUITE("unit") {
   TEST_CASE("a program longer than its plan can be is refused") {
     std::string program;
     for (int i = 0; i < 37; ++i) program += "\"F s0 m0\", ";
-    CHECK(
-        Read(With("\"F s0 m0\",", program)) ==
-        "p.json: /programs/0: has 39 instructions, more than 36, all there can be for 2 stages and "
-        "2 micro-batches");
+    CHECK(Read(With("\"F s0 m0\",", program)) ==
+          "p.json: /programs/0: has 39 instructions, more than 36, all there can be for 2 stages "
+          "and 2 micro-batches");
   }
 
   TEST_CASE("layers go as far as the costs say") {
@@ -406,19 +398,16 @@ TEST_SUITE("unit") {
   }
 
   TEST_CASE("files: the name decides on the binary form the content on how it is read") {
-    const std::filesystem::path folder =
-        std::filesystem::temp_directory_path() / ("plan_io_test-" + std::to_string(getpid()));
-    std::filesystem::create_directory(folder);
+    const TestFolder folder;
     const Plan plan = ReadPlan(kText, "p.json");
-    const std::string json = (folder / "p.json").string(), cbor = (folder / "p.cbor").string();
+    const std::string json = folder.File("p.json"), cbor = folder.File("p.cbor");
     WritePlanFile(json, plan);
     WritePlanFile(cbor, plan);
     CHECK(ReadFile(json, 1 << 20) == kText);
     CHECK(ReadFile(cbor, 1 << 20) == WritePlanBinary(plan));
-    std::filesystem::rename(cbor, folder / "renamed.json");
+    std::filesystem::rename(cbor, folder.File("renamed.json"));
     CHECK(ReadPlanFile(json) == plan);
-    CHECK(ReadPlanFile((folder / "renamed.json").string()) == plan);
-    std::filesystem::remove_all(folder);
+    CHECK(ReadPlanFile(folder.File("renamed.json")) == plan);
   }
 }
 

@@ -145,10 +145,9 @@ TEST_SUITE("unit") {
     }
     SUBCASE("one too many") {
       WriteFile(place.File("plan/rank-0003.cbor"), kept);
-      CHECK(
-          Read(place) ==
-          "plan: \"rank-0003.cbor\" does not belong to the plan, which has 3 ranks; remove it, or "
-          "write the folder again");
+      CHECK(Read(place) ==
+            "plan: \"rank-0003.cbor\" does not belong to the plan, which has 3 ranks; remove it, "
+            "or write the folder again");
     }
     SUBCASE("cut off anywhere") {
       for (size_t size = 0; size < kept.size(); size += 1 + size / 16) {
@@ -188,10 +187,9 @@ TEST_SUITE("unit") {
     const TestFolder place;
     WriteRankFiles(place.File("plan"), SomePlan());
     const std::string head = place.File("plan/plan.cbor"), rank = place.File("plan/rank-0000.cbor");
-    CHECK(Failure([&] { ReadPlanFile(head); }) ==
-          head +
-              ": /files: this file is the head of a folder with a file for each rank; give the "
-              "folder");
+    CHECK(Failure([&] { ReadPlanFile(head); }) == head +
+                                                      ": /files: this file is the head of a folder "
+                                                      "with a file for each rank; give the folder");
     CHECK(Failure([&] { ReadPlanFile(rank); }) ==
           rank + ": /format: must be \"contraflow-plan\", is \"contraflow-rank\"");
     WritePlanFile(head, SomePlan());

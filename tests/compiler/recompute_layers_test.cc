@@ -192,8 +192,7 @@ TEST_SUITE("unit") {
     };
     CHECK(error("0") ==
           "c.json: /stage/layers: must be an object with lists of what each layer has, or a number "
-          "of "
-          "layers in 1..4096, is 0");
+          "of layers in 1..4096, is 0");
     CHECK(error("{}") ==
           "c.json: /stage/layers: give \"f\" or \"activation_bytes\", or a number of layers");
     CHECK(error(R"({"f": [1], "activation_bytes": [1, 2]})") ==
@@ -213,10 +212,9 @@ TEST_SUITE("unit") {
     costs.memory = MemoryCost{.activation_bytes = 800, .w_stash_bytes = 80, .input_bytes = 50};
     const Plan plan = InsertRecompute(GeneratePlan(MakeSpec("1f1b", 2, 4, costs)), {1},
                                       {RecomputePart::kFull, 3});
-    CHECK(
-        Failure([&] { Simulate(plan, costs); }) ==
-        "the costs do not say which layers stage 1 has, so that R of its first ones has no bytes; "
-        "give \"layers\", of the stage their number or of the model their costs");
+    CHECK(Failure([&] { Simulate(plan, costs); }) ==
+          "the costs do not say which layers stage 1 has, so that R of its first ones has no "
+          "bytes; give \"layers\", of the stage their number or of the model their costs");
     costs.shares = {std::vector<LayerShare>(2)};
     Plan with = plan;
     with.costs = costs;

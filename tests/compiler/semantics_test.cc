@@ -12,6 +12,7 @@
 #include "compiler/plan/error.h"
 #include "compiler/verify/verify.h"
 #include "schedules/registry.h"
+#include "tests/support/failure.h"
 #include "tests/support/queue_run.h"
 #include "tests/support/sanitized.h"
 #include "tests/support/support.h"
@@ -195,12 +196,11 @@ TEST_SUITE("unit") {
                    {.kind = MarkKind::kWaitSendF, .stage = 0, .microbatch = 1, .before = 4}},
                   {{.kind = MarkKind::kWaitSendB, .stage = 1, .microbatch = 0, .before = 4},
                    {.kind = MarkKind::kWaitSendB, .stage = 1, .microbatch = 1, .before = 8}}};
-    CHECK(
-        TextOf(Verify(plan, Semantics::kEdge), plan) ==
-        "deadlock: rank 0, instruction 4 (RECV_B s0 m0 from=1): rank 0 waits at WAIT_SEND_F s0 m1 "
-        "before=4 for its 3 (SEND_F s0 m1 to=1), and so for rank 1, which waits at WAIT_SEND_B s1 "
-        "m0 before=4 for its 3 (SEND_B s1 m0 to=0), and so for rank 0; change the order on one of "
-        "them\n");
+    CHECK(TextOf(Verify(plan, Semantics::kEdge), plan) ==
+          "deadlock: rank 0, instruction 4 (RECV_B s0 m0 from=1): rank 0 waits at WAIT_SEND_F s0 "
+          "m1 before=4 for its 3 (SEND_F s0 m1 to=1), and so for rank 1, which waits at "
+          "WAIT_SEND_B s1 m0 before=4 for its 3 (SEND_B s1 m0 to=0), and so for rank 0; change the "
+          "order on one of them\n");
     CHECK(Verify(plan, Semantics::kBuffered).empty());
   }
 
@@ -234,8 +234,7 @@ TEST_SUITE("unit") {
           "have; add one: without it PyTorch keeps the message for ever\n");
     CHECK(with({"WAIT_SEND_F s0 m0 before=1"}, {wait_b}) ==
           "message: rank 0, instruction 1 (SEND_F s0 m0 to=1): WAIT_SEND_F s0 m0 before=1 waits "
-          "for 1 "
-          "(SEND_F s0 m0 to=1), which comes later; move it behind\n"
+          "for 1 (SEND_F s0 m0 to=1), which comes later; move it behind\n"
           "message: rank 0, instruction 1: SEND_F s0 m0 to=1 has no WAIT_SEND behind it, as others "
           "have; add one: without it PyTorch keeps the message for ever\n");
     CHECK(with({wait_f, wait_f}, {wait_b}) ==
@@ -253,11 +252,10 @@ TEST_SUITE("unit") {
         "the stage again; drop one\n"
         "reduce: rank 1: no REDUCE_GRAD s1, which other stages have: its gradients are not scaled; "
         "add one behind its last weight gradient\n");
-    CHECK(
-        with({"REDUCE_GRAD s0 before=4", "WAIT_REDUCE_GRAD s0 before=4"},
-             {"REDUCE_GRAD s1 before=4"}) ==
-        "reduce: rank 1, instruction 4 (STEP s1): REDUCE_GRAD s1 before=4 has no WAIT_REDUCE_GRAD "
-        "behind it; add one\n");
+    CHECK(with({"REDUCE_GRAD s0 before=4", "WAIT_REDUCE_GRAD s0 before=4"},
+               {"REDUCE_GRAD s1 before=4"}) ==
+          "reduce: rank 1, instruction 4 (STEP s1): REDUCE_GRAD s1 before=4 has no "
+          "WAIT_REDUCE_GRAD behind it; add one\n");
     CHECK(with({"IDLE before=6"}, {}) ==
           "shape: rank 0: IDLE before=6: out of range; stage and micro-batch must be the plan's, "
           "\"before\" must ascend and be at most the length of the program\n");
@@ -281,17 +279,11 @@ TEST_SUITE("unit") {
     const auto why = [&text](const std::string& from, const std::string& to) {
       std::string changed = text;
       changed.replace(changed.find(from), from.size(), to);
-      try {
-        ReadPlan(changed, "p.json");
-      } catch (const Error& error) {
-        return std::string(error.what());
-      }
-      return std::string();
+      return Failure([&] { ReadPlan(changed, "p.json"); });
     };
     CHECK(why("\"edge\"", "\"edges\"") ==
           "p.json: /semantics: unknown semantics \"edges\" (did you mean \"edge\"?); semantics are "
-          "rank, "
-          "pair, edge, buffered");
+          "rank, pair, edge, buffered");
     CHECK(why("UNSHARD s0 before=9", "UNSHARD s0 before=10") ==
           "p.json: /marks/0/1: mark \"UNSHARD s0 before=10\": \"before\" must be in 0..9, is 10");
     CHECK(why("UNSHARD s0", "UNSHARD s2") ==

@@ -24,9 +24,9 @@ TEST_SUITE("unit") {
     CHECK(Ticks("0", Unit::kUnit) == 0);
     CHECK(Failure([] { Ticks("6.2ms", Unit::kUnit); }) ==
           "--f: the costs are in an abstract unit, of which no ms are known; give a number alone");
-    CHECK(Failure([] { Ticks("6.2min", Unit::kSeconds); }) ==
-          "must be a time such as 6.2ms, or a number, and units are ns, us, ms and s, is "
-          "\"6.2min\"");
+    CHECK(
+        Failure([] { Ticks("6.2min", Unit::kSeconds); }) ==
+        "must be a time such as 6.2ms, or a number, and units are ns, us, ms and s, is \"6.2min\"");
     for (const char* const wrong : {"", "ms", "x", "nan", "1e400", " 6"}) {
       CAPTURE(wrong);
       CHECK(Failure([&] { Ticks(wrong, Unit::kSeconds); }) ==
@@ -101,12 +101,11 @@ TEST_SUITE("unit") {
           }) ==
           "costs: /stage/f: the costs are in an abstract unit, of which no ms are known; give a "
           "number alone");
-    CHECK(
-        Failure([] {
-          ReadCosts(R"({"unit": "ms", "stage": {"f": "6.2h", "b": 1, "w": 1}})", "costs");
-        }) ==
-        "costs: /stage/f: must be a time such as 6.2ms, or a number, and units are ns, us, ms and "
-        "s, is \"6.2h\"");
+    CHECK(Failure([] {
+            ReadCosts(R"({"unit": "ms", "stage": {"f": "6.2h", "b": 1, "w": 1}})", "costs");
+          }) ==
+          "costs: /stage/f: must be a time such as 6.2ms, or a number, and units are ns, us, ms "
+          "and s, is \"6.2h\"");
   }
 }
 

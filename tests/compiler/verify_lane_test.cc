@@ -75,8 +75,8 @@ TEST_SUITE("unit") {
     Plan plan = Tiny(Level::kComponent);
     plan.programs[0][Find(plan, 0, Op::DISPATCH_F)].lane = Lane::kCompute;
     CHECK(FindingsText(plan) ==
-          "lane: rank 0, instruction 1: DISPATCH_F s0 l0 m0 lane=compute after=0 has "
-          "lane=compute; its operation runs on lane=alltoall\n");
+          "lane: rank 0, instruction 1: DISPATCH_F s0 l0 m0 lane=compute after=0 has lane=compute; "
+          "its operation runs on lane=alltoall\n");
     plan = Tiny(Level::kComponent);
     plan.programs[0][Find(plan, 0, Op::ATTN_F)].lane = Lane::kNone;
     CHECK(FindingsText(plan) ==
@@ -86,26 +86,26 @@ TEST_SUITE("unit") {
     Instruction& mlp = plan.programs[0][Find(plan, 0, Op::MLP_F)];
     mlp.after_count = 0;
     CHECK(FindingsText(plan) ==
-          "event: rank 0, instruction 2: MLP_F s0 l0 m0 lane=compute needs 1 (DISPATCH_F s0 l0 "
-          "m0 lane=alltoall after=0), on another lane, and does not wait for it; add 1 to its "
+          "event: rank 0, instruction 2: MLP_F s0 l0 m0 lane=compute needs 1 (DISPATCH_F s0 l0 m0 "
+          "lane=alltoall after=0), on another lane, and does not wait for it; add 1 to its "
           "\"after\"\n");
     mlp = Tiny(Level::kComponent).programs[0][Find(plan, 0, Op::MLP_F)];
     mlp.after[0] = 9;
     CHECK(FindingsText(plan) ==
-          "event: rank 0, instruction 2: MLP_F s0 l0 m0 lane=compute after=9 waits for 9, "
-          "which does not stand before it; \"after\" has earlier instructions only\n"
+          "event: rank 0, instruction 2: MLP_F s0 l0 m0 lane=compute after=9 waits for 9, which "
+          "does not stand before it; \"after\" has earlier instructions only\n"
           "event: rank 0, instruction 2: MLP_F s0 l0 m0 lane=compute after=9 needs 1 "
-          "(DISPATCH_F s0 l0 m0 lane=alltoall after=0), on another lane, and does not wait for "
-          "it; add 1 to its \"after\"\n");
+          "(DISPATCH_F s0 l0 m0 lane=alltoall after=0), on another lane, and does not wait for it; "
+          "add 1 to its \"after\"\n");
     mlp.after = {1, 1};
     mlp.after_count = 2;
     CHECK(FindingsText(plan) ==
-          "event: rank 0, instruction 2: MLP_F s0 l0 m0 lane=compute after=1,1 waits for 1 "
-          "twice; drop one\n");
+          "event: rank 0, instruction 2: MLP_F s0 l0 m0 lane=compute after=1,1 waits for 1 twice; "
+          "drop one\n");
     mlp.after = {1, 0};
     CHECK(FindingsText(plan) ==
-          "event: rank 0, instruction 2: MLP_F s0 l0 m0 lane=compute after=1,0 waits for 0 "
-          "behind 1; \"after\" must ascend\n");
+          "event: rank 0, instruction 2: MLP_F s0 l0 m0 lane=compute after=1,0 waits for 0 behind "
+          "1; \"after\" must ascend\n");
   }
 
   TEST_CASE("weight-order: all components of a stage add micro-batches in one order") {
@@ -192,8 +192,8 @@ TEST_SUITE("unit") {
     plan = Tiny(Level::kBuffer);
     plan.slots[1].erase(plan.slots[1].begin() + 2);
     CHECK(FindingsText(plan) ==
-          "slot: rank 1, instruction 1: ATTN_F s1 l0 m0 lane=compute after=0 touches scores s1 "
-          "l0 m0, which has no slot; add one of 64 bytes\n"
+          "slot: rank 1, instruction 1: ATTN_F s1 l0 m0 lane=compute after=0 touches scores s1 l0 "
+          "m0, which has no slot; add one of 64 bytes\n"
           "slot: rank 1, instruction 10: SEND_B s1 m0 to=0 slot=21 lane=send after=9 moves "
           "slot 20 (dinput s1 l0 m0 arena=exchange offset=0 bytes=64 first=9 last=10); it must "
           "have slot=20\n");
@@ -206,19 +206,18 @@ TEST_SUITE("unit") {
     plan = Tiny(Level::kBuffer);
     plan.programs[0][Find(plan, 0, Op::SEND_F)].slot = 1;
     CHECK(FindingsText(plan) ==
-          "slot: rank 0, instruction 4: SEND_F s0 m0 to=1 slot=1 lane=send after=3 moves slot "
-          "8 (output s0 l0 m0 arena=exchange offset=64 bytes=64 first=3 last=4); it must have "
+          "slot: rank 0, instruction 4: SEND_F s0 m0 to=1 slot=1 lane=send after=3 moves slot 8 "
+          "(output s0 l0 m0 arena=exchange offset=64 bytes=64 first=3 last=4); it must have "
           "slot=8\n");
     plan = Tiny(Level::kBuffer);
     plan.costs.reset();
-    CHECK(FindingsText(plan) ==
-          "slot: the plan has no costs, which say how large its values are; compile it with "
-          "costs\n");
+    CHECK(
+        FindingsText(plan) ==
+        "slot: the plan has no costs, which say how large its values are; compile it with costs\n");
     plan = Tiny(Level::kBuffer);
     plan.slots.pop_back();
     CHECK(FindingsText(plan) ==
-          "level: there are 1 lists of slots; at level buffer each of the 2 ranks must have "
-          "one\n");
+          "level: there are 1 lists of slots; at level buffer each of the 2 ranks must have one\n");
   }
 
   TEST_CASE("sharing") {
@@ -227,11 +226,11 @@ TEST_SUITE("unit") {
       if (slot.value == Value::gate) slot.offset = 0;
     }
     CHECK(FindingsText(plan) ==
-          "sharing: rank 0, instruction 2 (MLP_F s0 l0 m0 lane=compute after=1): slot 5 (gate "
-          "s0 l0 m0 arena=activation offset=0 bytes=64 first=2 last=7) lies on bytes of slot 0 "
-          "(input s0 l0 m0 arena=activation offset=0 bytes=64 first=0 last=11), but 2 (MLP_F "
-          "s0 l0 m0 lane=compute after=1) does not wait until 11 (ATTN_W s0 l0 m0 "
-          "lane=compute) is done with them; move one of them, or add the event\n");
+          "sharing: rank 0, instruction 2 (MLP_F s0 l0 m0 lane=compute after=1): slot 5 (gate s0 "
+          "l0 m0 arena=activation offset=0 bytes=64 first=2 last=7) lies on bytes of slot 0 (input "
+          "s0 l0 m0 arena=activation offset=0 bytes=64 first=0 last=11), but 2 (MLP_F s0 l0 m0 "
+          "lane=compute after=1) does not wait until 11 (ATTN_W s0 l0 m0 lane=compute) is done "
+          "with them; move one of them, or add the event\n");
   }
 }
 

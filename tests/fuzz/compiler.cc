@@ -95,7 +95,7 @@ void CheckSpecOf(Bytes bytes) {
   if (!placement.empty()) spec.search.placement = ParsePlacement(placement);
   if (!limit.empty()) spec.memory_limit = MemoryLimitOf(spec, limit);
   CheckSpec(spec);
-  // What is large takes long, and is no more likely to be wrong.
+  // A large plan takes long, and is no more likely to be wrong.
   if (int64_t{spec.ranks} * std::max(1, spec.chunks) * spec.microbatches > 1 << 11) return;
   CF_ASSERT(Verify(Compile(spec, {.level = level})).empty());
 }

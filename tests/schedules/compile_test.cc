@@ -36,15 +36,13 @@ TEST_SUITE("unit") {
     CHECK(Failure([&] { CompileWithin(spec, "1x"); }) ==
           "dualpipe does not fit `memory_limit`: rank 0 holds 5,000 bytes during instruction 7 of "
           "its compute order (FB s0 m3 + s3 m5), the limit is 4,000 bytes (activations without "
-          "stashes 3,000, "
-          "stashes 2,000; beside them parameters 10,000); raise it to 5,000, or take auto, which "
-          "fits");
+          "stashes 3,000, stashes 2,000; beside them parameters 10,000); raise it to 5,000, or "
+          "take auto, which fits");
     CHECK(Failure([&] { CompileWithin(spec, "900"); }) ==
           "dualpipe does not fit `memory_limit`: rank 0 holds 5,000 bytes during instruction 7 of "
           "its compute order (FB s0 m3 + s3 m5), the limit is 900 bytes (activations without "
-          "stashes 3,000, "
-          "stashes 2,000; beside them parameters 10,000); raise it to 5,000, or to 1,000 and take "
-          "auto, which then fits");
+          "stashes 3,000, stashes 2,000; beside them parameters 10,000); raise it to 5,000, or to "
+          "1,000 and take auto, which then fits");
     Spec forgetful = spec;
     forgetful.schedule = "gpipe";
     forgetful.costs.memory->input_bytes = 10;
@@ -53,8 +51,7 @@ TEST_SUITE("unit") {
     CHECK(Failure([&] { CompileWithin(forgetful, "1x"); }) ==
           "gpipe does not fit `memory_limit`: rank 0 holds 8,000 bytes during instruction 7 of its "
           "compute order (F s0 m7), the limit is 4,000 bytes (activations without stashes 4,800, "
-          "stashes 3,200); "
-          "raise it to 8,000, give `recompute` auto, or take auto, which fits");
+          "stashes 3,200); raise it to 8,000, give `recompute` auto, or take auto, which fits");
     forgetful.recompute = {.choice = Recompute::Choice::kAuto};
     CHECK(Failure([&] { CompileWithin(forgetful, "1x"); }) == "accepted");
     CHECK_FALSE(Failure([&] { CompileWithin(spec, "4999"); }) == "accepted");
@@ -177,18 +174,15 @@ TEST_SUITE("unit") {
     v.memory_limit = MemoryLimitOf(v, "3");
     CHECK(*v.memory_limit == 6);
     const std::string text = Failure([&] { Compile(v); });
-    CHECK(
-        text.find(
-            "the limit is 6 activations of its stages, 2 for each of `memory_limit`; raise it to 4"
-            ", or take auto, which fits") != std::string::npos);
+    CHECK(text.find("the limit is 6 activations of its stages, 2 for each of `memory_limit`; raise "
+                    "it to 4, or take auto, which fits") != std::string::npos);
     Spec merged = listed;
     merged.schedule = "1f1b";
     merged.partition = PartitionChoice();
     CHECK(MemoryLimitOf(merged, "5") == 2);
     CHECK(Failure([&] { MemoryLimitOf(merged, "1"); }) ==
           "`memory_limit`: has no room for one activation of a stage of 1f1b, which is 2 of those "
-          "that "
-          "the costs list; raise it to 2");
+          "that the costs list; raise it to 2");
   }
 
   TEST_CASE("a search reports how far it is and ends when it is told to") {

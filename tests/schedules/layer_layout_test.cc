@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "compiler/plan/error.h"
+#include "tests/support/failure.h"
 #include "tests/support/sanitized.h"
 
 namespace contraflow::layer_layout_test {
@@ -19,12 +20,7 @@ LayerCost Layer(const std::string& name, int repeat) {
 }
 
 std::string WhyNot(const std::string& text) {
-  try {
-    ParseLayerLayout(text);
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
+  return Failure([&] { ParseLayerLayout(text); });
 }
 
 TEST_SUITE("unit") {
@@ -195,12 +191,7 @@ TEST_SUITE("unit") {
     CHECK(partition("Et|tt|tL") == Partition{2, 2, 2});
     CHECK(partition("E|tttt|L") == Partition{1, 4, 1});
     const auto why = [&](const char* text) -> std::string {
-      try {
-        partition(text);
-      } catch (const Error& error) {
-        return error.what();
-      }
-      return "";
+      return Failure([&] { partition(text); });
     };
     CHECK(why("Et|tL") == "`partition`: the layout has 2 transformer layers (t), the costs have 4");
     CHECK(why("Ettttm|L") == "`partition`: the layout has 1 MTP layer (m), the costs have 0");
@@ -212,14 +203,12 @@ TEST_SUITE("unit") {
     // What the costs have no layer for is none.
     costs.layers = {Layer("block", 4)};
     CHECK(partition("Et|tttL") == Partition{1, 3});
-    CHECK(
-        why("E|ttttL") ==
-        "`partition`: stage 0 of the layout has no layer of the costs; every stage needs one; give "
-        "the costs a layer \"embedding\" for it");
-    CHECK(
-        why("Etttt|L") ==
-        "`partition`: stage 1 of the layout has no layer of the costs; every stage needs one; give "
-        "the costs a layer \"head\" for it");
+    CHECK(why("E|ttttL") ==
+          "`partition`: stage 0 of the layout has no layer of the costs; every stage needs one; "
+          "give the costs a layer \"embedding\" for it");
+    CHECK(why("Etttt|L") ==
+          "`partition`: stage 1 of the layout has no layer of the costs; every stage needs one; "
+          "give the costs a layer \"head\" for it");
     costs.layers.clear();
     CHECK(why("Et|tttL") ==
           "`partition`: says what layers each stage has, and these costs are of stages; give costs "

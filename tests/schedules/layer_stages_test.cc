@@ -170,8 +170,8 @@ TEST_SUITE("unit") {
     const Plan plan = Compile(MakeSpec("zb-1p", 2, 4, made), {.level = Level::kComponent});
     CHECK(StagesForPlan(costs, plan, Overlap::kAll) == made);
     CHECK(Failure([&] { AlikeStages(costs, 3, Overlap::kAll); }) ==
-          "a plan of components needs as many layers in each of the 3 stages, and the costs have "
-          "4 layers with \"moe\"; compile to level comm, or for another number of stages");
+          "a plan of components needs as many layers in each of the 3 stages, and the costs have 4 "
+          "layers with \"moe\"; compile to level comm, or for another number of stages");
     costs.layers[1].repeat = 8;
     CHECK(Failure([&] { StagesForPlan(costs, plan, Overlap::kAll); }) ==
           "the plan has components of 2 layers a stage, and the costs make it 4; give the costs of "
@@ -302,10 +302,9 @@ TEST_SUITE("unit") {
           "c.json: /layers/0: the key \"w\" is missing; add it");
     CHECK(failure(R"([{"name": "a", "f": 1, "b": 1, "w": 1, "tied": "a"}])") ==
           "c.json: /layers/0/tied: must be the name of one other layer, is \"a\"");
-    CHECK(
-        failure(R"([{"name": "a", "f": 1, "b": 1, "w": 1, "w_stash_bytes": 1}])") ==
-        "c.json: /layers/0: \"w_stash_bytes\" is part of \"activation_bytes\" and must be at most "
-        "0, is 1");
+    CHECK(failure(R"([{"name": "a", "f": 1, "b": 1, "w": 1, "w_stash_bytes": 1}])") ==
+          "c.json: /layers/0: \"w_stash_bytes\" is part of \"activation_bytes\" and must be at "
+          "most 0, is 1");
     CHECK(failure(R"([{"name": "a", "f": 1, "b": 1, "w": 1}])", R"(, "moe": {})") ==
           "c.json: has \"layers\", which stages are made of, and \"moe\", which is about stages; "
           "keep one");

@@ -467,8 +467,7 @@ TEST_SUITE("unit") {
       if (!schedule->reject(spec).empty()) continue;
       CHECK(Failure([&] { Compile(spec); }) ==
             "`costs`: /microbatch_scale: has 2 entries, this plan has 4 micro-batches; give one "
-            "factor "
-            "for each");
+            "factor for each");
     }
   }
 

@@ -94,8 +94,7 @@ TEST_SUITE("unit") {
       CAPTURE(text);
       CHECK(failure(text) ==
             "`recompute`: must be none, full, auto, attention, experts, all-but-attention, "
-            "layers=N or "
-            "stages as in \"0,3,5-7\", is \"" +
+            "layers=N or stages as in \"0,3,5-7\", is \"" +
                 std::string(text) + "\"");
     }
     for (const char* text : {"3,1", "1,1", "1-3,3", "7-5"}) {
@@ -123,10 +122,9 @@ TEST_SUITE("unit") {
     CHECK(findings("F s0 m0\nR s0 m0\nR s0 m0\nBW s0 m0", last) ==
           "complete: rank 0, instruction 2: R s0 m0 repeats the recomputation of stage 0, "
           "micro-batch 0, done at 1 (R s0 m0); drop one\n");
-    CHECK(
-        findings("F s0 m0\nR s1 m0\nBW s0 m0", last) ==
-        "owner: rank 0, instruction 1: R s1 m0 runs the forward of stage 1, micro-batch 0 on rank "
-        "0; route 0 has it on rank 1\n");
+    CHECK(findings("F s0 m0\nR s1 m0\nBW s0 m0", last) ==
+          "owner: rank 0, instruction 1: R s1 m0 runs the forward of stage 1, micro-batch 0 on "
+          "rank 0; route 0 has it on rank 1\n");
     CHECK(findings("R s0 m0\nBW s0 m0", last) ==
           "complete: rank 0: no forward of stage 0, micro-batch 0; rank 0 must run F s0 m0 once\n");
   }

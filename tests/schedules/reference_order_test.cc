@@ -9,7 +9,6 @@
 #include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
-#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -18,6 +17,7 @@
 #include "compiler/simulate/simulate.h"
 #include "schedules/registry.h"
 #include "tests/support/support.h"
+#include "tests/support/torch_rows.h"
 
 namespace contraflow::reference_order_test {
 namespace {
@@ -62,22 +62,6 @@ std::string TorchName(const Instruction& i) {
               : i.op == Op::W ? "W"
                               : "B",
               i.microbatch);
-}
-
-/// The instructions of each line of such a file, idle slots left out.
-std::vector<std::vector<std::string>> TorchOrder(const std::string& file) {
-  std::ifstream in(CF_TEST_DIR "/reference/" + file);
-  REQUIRE(in.good());
-  std::vector<std::vector<std::string>> ranks;
-  for (std::string line; std::getline(in, line);) {
-    while (line.ends_with('\r')) line.pop_back();
-    ranks.emplace_back();
-    std::istringstream cells(line);
-    for (std::string cell; std::getline(cells, cell, ',');) {
-      if (!cell.empty()) ranks.back().push_back(cell);
-    }
-  }
-  return ranks;
 }
 
 TEST_SUITE("unit") {
@@ -132,14 +116,15 @@ TEST_SUITE("unit") {
   }
 
   TEST_CASE("orders are those of PyTorch") {
-    for (const auto& [schedule, file] : std::vector<std::pair<std::string, std::string>>{
-             {"dualpipe-v", "torch_DualPipeV.csv"},
-             {"interleaved-1f1b", "torch_Interleaved1F1B.csv"},
-             {"zb-1p", "torch_InterleavedZeroBubble.csv"},
-             {"zb-v", "torch_ZBVZeroBubble.csv"}}) {
+    for (const auto& [schedule, file] :
+         std::vector<std::pair<std::string, std::string>>{{"dualpipe-v", "DualPipeV"},
+                                                          {"interleaved-1f1b", "Interleaved1F1B"},
+                                                          {"zb-1p", "InterleavedZeroBubble"},
+                                                          {"zb-v", "ZBVZeroBubble"}}) {
       CAPTURE(schedule);
       const Plan plan = GeneratePlan(MakeSpec(schedule, 4, 8, UniformCosts(1, 1, 1)));
-      const std::vector<std::vector<std::string>> expected = TorchOrder(file);
+      TorchRows expected = SplitTorchCsv(TorchReference(file));
+      for (std::vector<std::string>& row : expected) std::erase(row, "");  // idle slots
       REQUIRE(expected.size() == 4);
       for (size_t r = 0; r < 4; ++r) {
         std::vector<std::string> order;

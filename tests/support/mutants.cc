@@ -1,5 +1,6 @@
 #include "tests/support/mutants.h"
 
+#include <algorithm>
 #include <random>
 #include <utility>
 
@@ -56,6 +57,36 @@ std::vector<std::string> MutantOperators(Level level) {
   std::vector<std::string> names;
   for (const MutantOperator& operation : Operators(level)) names.emplace_back(operation.name);
   return names;
+}
+
+bool MutantTally::Add(const Mutant& mutant, const std::vector<std::string>& checks) {
+  Row& row = rows_[mutant.name];
+  ++row.made;
+  ++total;
+  for (const std::string& check : checks) ++row.checks[check];
+  if (checks.size() == 1) needed.insert(checks[0]);
+  if (checks.empty()) {
+    ++row.sound;
+    ++sound;
+    return mutant.may_be_sound;
+  }
+  return std::ranges::any_of(checks, [&](const std::string& check) {
+    return std::ranges::count(mutant.expected, check) > 0;
+  });
+}
+
+std::string MutantTally::Table(Level level) const {
+  std::string table;
+  for (const std::string& name : MutantOperators(level)) {
+    const Row& row = rows_.at(name);
+    table += name + ": " + std::to_string(row.made);
+    if (row.sound > 0) table += ", sound " + std::to_string(row.sound);
+    for (const auto& [check, count] : row.checks) {
+      table += ", " + check + " " + std::to_string(count);
+    }
+    table += "\n";
+  }
+  return table;
 }
 
 }  // namespace contraflow

@@ -1,7 +1,9 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -28,5 +30,24 @@ std::optional<Mutant> MakeMutant(const Plan& plan, size_t operation, uint64_t se
 
 /// The names of all operators for plans of a level.
 std::vector<std::string> MutantOperators(Level level);
+
+/// Counts what became of the mutants of each operator.
+class MutantTally {
+ public:
+  int total = 0, sound = 0;
+  std::set<std::string> needed = {};  ///< checks that alone catch some mutant
+
+  /// False where the mutant is rejected by none of its expected checks, or is sound and may not be.
+  bool Add(const Mutant& mutant, const std::vector<std::string>& checks);
+  /// A line for each operator of a level. Throws if one of them made no mutant.
+  std::string Table(Level level) const;
+
+ private:
+  struct Row {
+    int made = 0, sound = 0;
+    std::map<std::string, int> checks;
+  };
+  std::map<std::string, Row> rows_;
+};
 
 }  // namespace contraflow

@@ -62,11 +62,10 @@ TEST_SUITE("unit") {
     // Cut into two stages a rank: 24 units of work and a bubble of 1.5.
     CHECK(advice.schedule == "zb-v");
     CHECK(advice.text.find("22.73 % shorter than 1f1b") != std::string::npos);
-    CHECK(
-        advice.text ==
-        "take zb-v: 25.5 units, 22.73 % shorter than 1f1b, 3.77 % shorter than v-half (best other "
-        "published that fits); no order of its placement is shorter; holds 1.00 times "
-        "1F1B's activations");
+    CHECK(advice.text ==
+          "take zb-v: 25.5 units, 22.73 % shorter than 1f1b, 3.77 % shorter than v-half (best "
+          "other published that fits); no order of its placement is shorter; holds 1.00 times "
+          "1F1B's activations");
     CHECK(AdviceLines(advice).find(" fits);\n  no order ") != std::string::npos);
   }
 
@@ -83,9 +82,8 @@ TEST_SUITE("unit") {
     CHECK(point.request.memory_limit == "1x");
     point.rows = Compare(point.request);
     const std::string text = ComparisonText(point.request, point.rows, true);
-    CHECK(
-        text.find("\nmemory: no limit is known, so as much as 1F1B holds (1x); --memory-limit none "
-                  "lifts it\n") != std::string::npos);
+    CHECK(text.find("\nmemory: no limit is known, so as much as 1F1B holds (1x); --memory-limit "
+                    "none lifts it\n") != std::string::npos);
     CHECK(text.find("overlapped pairs gain nothing in combined-1f1b, dualpipe, dualpipe-v; --fb") !=
           std::string::npos);
     for (const auto& [schedule, memory] :

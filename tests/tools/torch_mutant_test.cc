@@ -5,43 +5,18 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
-#include <fstream>
 #include <random>
-#include <sstream>
 #include <string>
 #include <vector>
 
 #include "compiler/plan/error.h"
 #include "compiler/verify/verify.h"
 #include "tests/support/queue_run.h"
+#include "tests/support/torch_rows.h"
 #include "tools/interop/interop.h"
 
 namespace contraflow::torch_mutant_test {
 namespace {
-
-using Rows = std::vector<std::vector<std::string>>;
-
-Rows ReadRows(const std::string& name) {
-  std::ifstream file(CF_TEST_DIR "/reference/torch_" + name + ".csv", std::ios::binary);
-  REQUIRE(file.good());
-  Rows rows;
-  for (std::string line; std::getline(file, line);) {
-    if (line.ends_with('\r')) line.pop_back();
-    rows.emplace_back();
-    std::istringstream cells(line);
-    for (std::string cell; std::getline(cells, cell, ',');) rows.back().push_back(cell);
-  }
-  return rows;
-}
-
-std::string Join(const Rows& rows) {
-  std::string csv;
-  for (const auto& row : rows) {
-    for (size_t i = 0; i < row.size(); ++i) csv += (i == 0 ? "" : ",") + row[i];
-    csv += "\n";
-  }
-  return csv;
-}
 
 bool IsReduction(const std::string& cell) { return cell.ends_with("GRAD"); }
 bool IsTransfer(const std::string& cell) {
@@ -50,7 +25,7 @@ bool IsTransfer(const std::string& cell) {
 
 /// One to three cells dropped, repeated or moved; most of them messages and waits moved a little.
 /// Reductions, which the interpreter does not know, stay in their place.
-Rows Mutate(Rows rows, std::mt19937_64* random) {
+TorchRows Mutate(TorchRows rows, std::mt19937_64* random) {
   const auto below = [random](size_t size) { return static_cast<size_t>((*random)() % size); };
   for (size_t edits = 1 + below(3); edits > 0; --edits) {
     std::vector<std::string>& row = rows[below(rows.size())];
@@ -69,16 +44,16 @@ Rows Mutate(Rows rows, std::mt19937_64* random) {
 
 TEST_SUITE("property") {
   TEST_CASE("torch csv: two thousand mutants of lowered schedules have the interpreter's verdict") {
-    std::vector<Rows> bases;
+    std::vector<TorchRows> bases;
     for (const char* name : {"DualPipeV_comms", "ZBVZeroBubble_comms", "Interleaved1F1B_comms",
                              "ZBVZeroBubble_defer", "Interleaved1F1B_defer"}) {
-      bases.push_back(ReadRows(name));
+      bases.push_back(SplitTorchCsv(TorchReference(name)));
     }
     std::mt19937_64 random(1);
     int sound = 0, unsound = 0, unread = 0;
     while (sound + unsound < 2000) {
       const std::string csv =
-          Join(Mutate(bases[static_cast<size_t>(random() % bases.size())], &random));
+          JoinTorchCsv(Mutate(bases[static_cast<size_t>(random() % bases.size())], &random));
       CAPTURE(csv);
       Plan plan;
       try {

@@ -48,7 +48,7 @@ void RunSpeed(const BenchOptions& options, std::string_view suite);
 /// CPU time of this process in milliseconds.
 double CpuMilliseconds();
 
-/// By how many percent of `of` a value is more.
+/// The percentage of `of` by which a value is more.
 double Percent(Time value, Time of);
 
 /// Slope of log y over log x by least squares: 1 is linear.

@@ -42,7 +42,7 @@ namespace {
 constexpr const char* kSchedules[] = {"1f1b", "zb-1p", "dualpipe", "auto", "auto 1x"};
 constexpr int kOwnCores = 2, kLayers = 8;
 
-/// Lets what another backend computes last as long as the costs say, asleep.
+/// Makes the work of another backend last as long as the costs say, asleep.
 class PaddedBackend : public Backend {
  public:
   PaddedBackend(const CostModel& costs, Backend& inner) : costs_(costs), inner_(inner) {}
@@ -150,7 +150,7 @@ Plan Planned(const std::string& schedule, int ranks, const CostModel& costs) {
   return Compile(spec);
 }
 
-/// Of the layers, on ranks with cores of their own.
+/// Measures the costs of the layers on ranks with cores of their own.
 CostModel MeasuredCosts(int steps) {
   CostModel unit = UniformCosts(1'000, 1'000, 1'000);
   unit.unit = Unit::kMicroseconds;

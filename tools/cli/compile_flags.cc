@@ -112,9 +112,9 @@ CostModel CostsOf(const CompileFlags& flags, const Schedule& schedule,
 }  // namespace
 
 void AddCompileOptions(CLI::App* app, CompileFlags* flags) {
-  app->add_option("--schedule", flags->schedule,
-                  "name of a schedule, in any spelling (DualPipe, zb_v);\ncontraflow list shows "
-                  "them all")
+  app->add_option(
+         "--schedule", flags->schedule,
+         "name of a schedule, in any spelling (DualPipe, zb_v);\ncontraflow list shows them all")
       ->type_name("NAME")
       ->transform(CLI::Validator(
           [](std::string& text) {
@@ -132,10 +132,9 @@ void AddCompileOptions(CLI::App* app, CompileFlags* flags) {
              "replicas of the pipeline, whose gradients are summed (default: 1)");
   AddExpertParallel(app, &flags->expert_parallel);
   AddCostsOptions(app, &flags->costs, "f = b = w = 1, without a unit of time");
-  app->add_option(
-         "--model", flags->model,
-         "model file (runtime/model/README.md), or preset: default or tiny.\nIts sizes replace "
-         "\"memory\" in the costs, which must have \"moe\"")
+  app->add_option("--model", flags->model,
+                  "model file (runtime/model/README.md), or preset: default or tiny.\nIts sizes "
+                  "replace \"memory\" in the costs, which must have \"moe\"")
       ->type_name("FILE|PRESET");
   AddNumber(app, "--capacity", &flags->capacity, "X",
             "each expert takes at most X times its even share of tokens\n"
@@ -150,16 +149,15 @@ void AddCompileOptions(CLI::App* app, CompileFlags* flags) {
           "schedule's\nown peak");
   AddDeviceMemoryOptions(app, &flags->device_memory);
   AddSearchOptions(app, &flags->search);
-  app->add_option(
-         "--recompute", flags->recompute,
-         "stages that run their forward again before their backward and\nhold only their "
-         "input in between: none, full (all stages), a list\nsuch as 0,3,5-7, or auto: the "
-         "cheapest stages that make the\nschedule fit --memory-limit; without a limit none "
-         "(default: none).\nattention, experts or all-but-attention: that part alone of every "
-         "stage\nruns again, attention:0,3,5-7 of some; auto tries these where the costs\nhave "
-         "\"moe\" and the \"values\" of a layer. layers=2: the first two layers of\nevery stage, "
-         "layers=2:0,3 of some, layers=2,2,1,0 a number for each\nstage; auto takes as few as it "
-         "needs where the costs say the layers")
+  app->add_option("--recompute", flags->recompute,
+                  "stages that run their forward again before their backward and\nhold only their "
+                  "input in between: none, full (all stages), a list\nsuch as 0,3,5-7, or auto: "
+                  "the cheapest stages that make the\nschedule fit --memory-limit; without a limit "
+                  "none (default: none).\nattention, experts or all-but-attention: that part alone "
+                  "of every stage\nruns again, attention:0,3,5-7 of some; auto tries these where "
+                  "the costs\nhave \"moe\" and the \"values\" of a layer. layers=2: the first two "
+                  "layers of\nevery stage, layers=2:0,3 of some, layers=2,2,1,0 a number for "
+                  "each\nstage; auto takes as few as it needs where the costs say the layers")
       ->type_name("STAGES");
   app->add_option(
          "--offload", flags->offload,
@@ -177,11 +175,10 @@ void AddCompileOptions(CLI::App* app, CompileFlags* flags) {
                      "Megatron-LM writes it, Et*3|(tt|)*29,m|L: E the embedding, t a\n"
                      "transformer layer, m one of multi-token prediction, L the head");
   AddForOption(app, &flags->target);
-  app->add_option(
-         "--level", flags->level,
-         "how far to lower: compute (an order of F, B and W), comm (plus\nmessages; the default), "
-         "component (plus attention, experts and\nall-to-alls of MoE layers) or buffer (plus "
-         "memory addresses)")
+  app->add_option("--level", flags->level,
+                  "how far to lower: compute (an order of F, B and W), comm (plus\nmessages; the "
+                  "default), component (plus attention, experts and\nall-to-alls of MoE layers) or "
+                  "buffer (plus memory addresses)")
       ->type_name("LEVEL");
 }
 

@@ -177,11 +177,11 @@ std::optional<RunOptions> ParseRunOptions(const std::vector<std::string>& words)
   AddNumber(&app, "--lr", &options.lr, "X",
             "highest learning rate (default: the model's learning_rate)");
   AddNumber(&app, "--clip", &options.clip, "X",
-            "scale all gradients down where their norm is above X; 0: never\n(default: the "
-            "model's clip)");
+            "scale all gradients down where their norm is above X; 0: never\n(default: the model's "
+            "clip)");
   app.add_option("--validation", options.validation,
-                 "also report the loss on this text, or on the last part of the data:\n0.1 holds "
-                 "a tenth of it out")
+                 "also report the loss on this text, or on the last part of the data:\n0.1 holds a "
+                 "tenth of it out")
       ->type_name("FILE|PART");
   AddInteger(&app, "--validate-every", &validate_every, "N",
              "do so after every N steps and the last (default: 100)");
@@ -236,10 +236,9 @@ std::optional<RunOptions> ParseRunOptions(const std::vector<std::string>& words)
                "if there is none yet");
   AddInteger(&app, "--resume-step", &resume_step, "N",
              "resume from the checkpoint of step N in --checkpoint DIR");
-  app.add_option(
-         "--rank-order", options.rank_order,
-         "how launched processes map to devices, fastest dimension first:\nep (member of an "
-         "expert group), dp (replica), pp (rank)\n(default: ep-dp-pp)")
+  app.add_option("--rank-order", options.rank_order,
+                 "how launched processes map to devices, fastest dimension first:\nep (member of "
+                 "an expert group), dp (replica), pp (rank)\n(default: ep-dp-pp)")
       ->type_name("ORDER");
   AddSeconds(&app, "--rendezvous-timeout", &options.rendezvous_timeout,
              "how long launched processes wait for each other at the start\n(default: 60)");
@@ -247,10 +246,9 @@ std::optional<RunOptions> ParseRunOptions(const std::vector<std::string>& words)
                  "file with the job's secret, which keeps strangers out (default: the\nenvironment "
                  "variable CONTRAFLOW_SECRET)")
       ->type_name("FILE");
-  app.add_option(
-         "--grace", grace,
-         "how long SIGTERM, SIGUSR1, SIGUSR2, SIGHUP or SIGXCPU leave for the step\nunder way "
-         "and its checkpoint before the end (default: 30s)")
+  app.add_option("--grace", grace,
+                 "how long SIGTERM, SIGUSR1, SIGUSR2, SIGHUP or SIGXCPU leave for the step\nunder "
+                 "way and its checkpoint before the end (default: 30s)")
       ->type_name("500ms|30s|2m");
   app.add_option("--ask", options.ask,
                  "print what the job that meets at this address is doing, and end: step,\n"

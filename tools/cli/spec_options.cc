@@ -131,11 +131,10 @@ void AddCostsOptions(CLI::App* app, CostsOption* option, const std::string& othe
   app->add_option("--costs", option->file,
                   std::string(kCostsHelp) + "\n(default: " + otherwise + ")")
       ->type_name("FILE|PROFILE");
-  AddTime(
-      app, "--f", &option->f,
-      "forward of a stage; T is a time such as 6.2ms, or a number in the\nunit of the costs. This "
-      "and the flags below override the costs;\nwithout costs, those of "
-      "--f, --b and --w that are left out are 1");
+  AddTime(app, "--f", &option->f,
+          "forward of a stage; T is a time such as 6.2ms, or a number in the\nunit of the costs. "
+          "This and the flags below override the costs;\nwithout costs, those of --f, --b and --w "
+          "that are left out are 1");
   AddTime(app, "--b", &option->b, "backward for the input gradient only");
   AddTime(app, "--w", &option->w, "backward for the weight gradient only");
   AddTime(app, "--bw", &option->bw, "full backward (default: what the costs say, else b + w)");
@@ -285,11 +284,10 @@ void AddDeviceMemoryOptions(CLI::App* app, DeviceMemoryOption* option) {
                   "every copy), gradients, optimizer state,\nactivations, messages and workspace "
                   "(default: that of the GPU in the\ncosts; none: no limit)")
       ->type_name("BYTES|none");
-  AddInteger(
-      app, "--zero", &option->zero, "N",
-      "ZeRO stage: devices that hold the same parameters share the optimizer\nstate (1), and "
-      "gradients too (2): those of experts over replicas\n(--data-parallel), all others over "
-      "the expert group, too (default: what\nthe costs say, else 0)");
+  AddInteger(app, "--zero", &option->zero, "N",
+             "ZeRO stage: devices that hold the same parameters share the optimizer\nstate (1), "
+             "and gradients too (2): those of experts over replicas\n(--data-parallel), all others "
+             "over the expert group, too (default: what\nthe costs say, else 0)");
 }
 
 namespace {
@@ -412,15 +410,13 @@ void AddSearchOptions(CLI::App* app, SearchOption* option) {
       ->type_name("PLACEMENT");
   app->add_option("--budget", option->budget,
                   "for auto: search time for each placement tried, and the same again\nfor "
-                  "--noise; it counts "
-                  "evaluated instructions, not seconds, so the\nresult is the same on every "
-                  "machine (default: 1s)")
+                  "--noise; it counts evaluated instructions, not seconds, so the\nresult is the "
+                  "same on every machine (default: 1s)")
       ->type_name("500ms|1s|2m");
   AddInteger(app, "--seed", &option->seed, "N", "for auto: another N, another search (default: 0)");
-  AddNumber(
-      app, "--noise", &option->noise, "X",
-      "for auto: among equally short orders, prefer the one least\nsensitive to random durations, "
-      "with standard deviation X times\neach duration (0 to 0.5; default: 0)");
+  AddNumber(app, "--noise", &option->noise, "X",
+            "for auto: among equally short orders, prefer the one least\nsensitive to random "
+            "durations, with standard deviation X times\neach duration (0 to 0.5; default: 0)");
 }
 
 SearchOptions ResolveSearch(const SearchOption& option) {

@@ -197,10 +197,9 @@ std::function<int()> AddCheck(CLI::App* app) {
             "how far the makespan is above the proven lower bound, as a share of it");
   AddInteger(app, "--max-activations", &limits->max_activations, "N",
              "most activations that a rank holds at once");
-  app->add_option(
-         "--max-bytes", options->max_bytes,
-         "most bytes on a rank in all: activations and, as far as the costs\nsay, parameters, "
-         "gradients, optimizer state and messages")
+  app->add_option("--max-bytes", options->max_bytes,
+                  "most bytes on a rank in all: activations and, as far as the costs\nsay, "
+                  "parameters, gradients, optimizer state and messages")
       ->type_name("BYTES");
   app->add_option("--max-memory", options->max_memory,
                   "most activations of a rank, as a multiple of what 1F1B's fullest rank\nholds of "

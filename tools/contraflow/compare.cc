@@ -260,14 +260,12 @@ std::function<int()> AddCompare(CLI::App* app) {
   AddJson(app, &options->json);
   app->add_flag("--csv", options->csv, "print CSV, a line per schedule, and nothing else");
   app->add_flag("--wide", options->wide, "add columns with counts of activations");
-  app->add_flag(
-      "--pareto", options->pareto,
-      "print the front of time against memory instead: what no other way to\nrun the model "
-      "is both shorter and smaller than");
-  app->add_option(
-         "--vary", options->vary,
-         "print what a step would take with one of these 10 % lower (memory:\n10 % more): f, "
-         "b, w, comm, all-to-all, memory, or all")
+  app->add_flag("--pareto", options->pareto,
+                "print the front of time against memory instead: what no other way to\nrun the "
+                "model is both shorter and smaller than");
+  app->add_option("--vary", options->vary,
+                  "print what a step would take with one of these 10 % lower (memory:\n10 % more): "
+                  "f, b, w, comm, all-to-all, memory, or all")
       ->type_name("NAME,...");
   AddText(app, "-o", &options->output, "FILE",
           "write the plan of the schedule advised, if any fits");

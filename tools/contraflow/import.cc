@@ -82,10 +82,9 @@ std::function<int()> AddImport(CLI::App* app) {
   AddFlag(app, "--remake-comm", &options->remake_comm,
           "drop the file's messages and make new ones, sound with one queue per rank");
   AddCostsOptions(app, &options->costs, "f = b = w = 1, without a unit of time");
-  app->add_option(
-         "--level", options->level,
-         "how far to lower: compute, comm, component or buffer; see\ncontraflow compile --help "
-         "(default: comm)")
+  app->add_option("--level", options->level,
+                  "how far to lower: compute, comm, component or buffer; see\ncontraflow compile "
+                  "--help (default: comm)")
       ->type_name("LEVEL");
   AddText(
       app, "-o,--output", &options->output, "FILE",

@@ -69,18 +69,16 @@ std::function<int()> AddProfile(CLI::App* app) {
                   "standard input")
       ->type_name("")
       ->required();
-  AddText(
-      app, "--from", &flags->from, kProfileForms,
-      "what the files are: traces of PyTorch's profiler, a log with\nMegatron-LM's timers, "
-      "ranges of nsys stats, traces of\ncontraflow-run, or a table with the columns stage, op and "
-      "time\n(default: what they look like)");
+  AddText(app, "--from", &flags->from, kProfileForms,
+          "what the files are: traces of PyTorch's profiler, a log with\nMegatron-LM's timers, "
+          "ranges of nsys stats, traces of\ncontraflow-run, or a table with the columns stage, op "
+          "and time\n(default: what they look like)");
   AddText(app, "-o,--output", &flags->out, "COSTS",
           "the cost file, in microseconds; what was measured goes to\nstandard output (default: -, "
           "stdout; then that goes to stderr)");
-  AddText(
-      app, "--plan", &flags->plan, "PLAN",
-      "the plan that ran: how many stages and micro-batches there are,\nand what a profile does "
-      "not say, such as bytes");
+  AddText(app, "--plan", &flags->plan, "PLAN",
+          "the plan that ran: how many stages and micro-batches there are,\nand what a profile "
+          "does not say, such as bytes");
   AddNumber(app, "--split", &flags->options.split, "X",
             "share of b in a full backward, where only that was timed\n(0 to 1; default: 0.5)");
   AddInteger(

@@ -292,12 +292,10 @@ class Reader {
     const size_t length = std::min(text.size(), text.find_first_of("0123456789"));
     const auto* const type = TypeOf(text.substr(0, length));
     if (!stage || type == nullptr) {
-      Fail(place,
-           Shown(cell) + ": is not an action; an action is a stage, one of F " +
-               (old_ ? "B W BW" : "I W B") +
-               " SEND_F RECV_F SEND_B "
-               "RECV_B WAIT_SEND_F WAIT_SEND_B and a micro-batch, as in 2F0, or a stage and one of "
-               "UNSHARD RESHARD REDUCE_GRAD WAIT_REDUCE_GRAD");
+      Fail(place, Shown(cell) + ": is not an action; an action is a stage, one of F " +
+                      (old_ ? "B W BW" : "I W B") +
+                      " SEND_F RECV_F SEND_B RECV_B WAIT_SEND_F WAIT_SEND_B and a micro-batch, as "
+                      "in 2F0, or a stage and one of UNSHARD RESHARD REDUCE_GRAD WAIT_REDUCE_GRAD");
     }
     text.remove_prefix(length);
     action.type = type->type;
@@ -547,8 +545,7 @@ CostModel CostsOfForwards(CostModel costs, const std::string& place) {
   const auto refuse = [&](bool components) {
     if (!components) return;
     throw Error(place +
-                ": has forwards alone, and these costs are of components; give costs of "
-                "stages");
+                ": has forwards alone, and these costs are of components; give costs of stages");
   };
   const auto leave = [](StageCost* cost) {
     cost->b = cost->w = cost->bw = 0;
@@ -585,8 +582,8 @@ std::optional<Finding> LossOutOfTurn(const Plan& plan) {
       if (!HasForward(i.op) || i.stage + 1 != plan.stages || i.microbatch == next++) continue;
       return Finding{"order", r, static_cast<int>(at),
                      ToString(i) +
-                         " is out of turn: PyTorch takes the losses of the last stage by "
-                         "position, so its forwards must ascend"};
+                         " is out of turn: PyTorch takes the losses of the last stage by position, "
+                         "so its forwards must ascend"};
     }
   }
   return std::nullopt;

@@ -36,7 +36,7 @@ function spanText(plan, id) {
       `takes ${timeText(plan.end[id] - plan.start[id], plan)}`;
 }
 
-// Of an instruction that another one waited for.
+// The rank of an instruction that another one waited for, if it is another rank.
 function onRank(plan, on, id) {
   return plan.rank[on] === plan.rank[id] ? "" : ` on rank ${plan.rank[on]}`;
 }

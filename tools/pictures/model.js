@@ -128,7 +128,7 @@ class Plan {
 
   cell(stage, microbatch) { return stage * this.microbatches + microbatch; }
 
-  // Of each cell the message with its output and that with its gradient: -1 where there is none.
+  // The messages with the output and with the gradient of each cell: -1 where there is none.
   get cells() {
     if (this.cellTables) return this.cellTables;
     const table = () => new Int32Array(this.stages * this.microbatches).fill(-1);

@@ -1,4 +1,4 @@
-// What an instruction waited for last, why its rank was idle, and the critical path.
+// The last wait of an instruction, the reason why its rank was idle, and the critical path.
 
 // For each instruction the id of its last wait, as the simulator has it, or -1: page_data.cc packs
 // those that are not usual, and they are read when first asked for.
@@ -87,7 +87,7 @@ function idleBecause(plan, id) {
   if (plan.lane(id) === MESSAGE || idle === 0) return {idle, before, steps};
   for (let at = waitsOf(plan)[id]; at >= 0 && steps.length < 60; at = waitsOf(plan)[at]) {
     steps.push(at);
-    // What began before the gap did is its cause.
+    // The cause of a gap began before it.
     if (plan.start[at] <= free) break;
   }
   return {idle, before, steps};

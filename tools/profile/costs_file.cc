@@ -78,8 +78,7 @@ std::string Heading(const ModelShape& model, const CostSetup& setup, const Model
   }
   text +=
       "\n// time       of each part the longer of FLOPs / (FLOP/s x efficiency) and bytes / (HBM "
-      "B/s "
-      "x efficiency\n"
+      "B/s x efficiency\n"
       "//            of memory); attention, router and head are in bf16; b and w of a matmul have "
       "the FLOPs of f,\n"
       "//            b of attention 2.5 times those of f; * is bound by memory\n"
@@ -97,8 +96,7 @@ std::string Heading(const ModelShape& model, const CostSetup& setup, const Model
       std::to_string(kGradientBytes + 2 * kOptimizerBytes + kParameterBytes) +
       " bytes a parameter through the HBM, 1 / n of\n"
       "//            it with ZeRO; n counts devices with the same parameters, so that of experts "
-      "is "
-      "smaller\n";
+      "is smaller\n";
   return text;
 }
 

@@ -117,8 +117,8 @@ class RunReader {
     const FileSamples file = ReadTraceSamples(trace.text, trace.place);
     if (file.samples.empty()) {
       throw Error(trace.place +
-                  ": has no range of an instruction, such as PP:0F3; give a trace of "
-                  "PyTorch's runtime of schedules");
+                  ": has no range of an instruction, such as PP:0F3; give a trace of PyTorch's "
+                  "runtime of schedules");
     }
     const int stage = std::max(0, file.samples.front().what.stage);
     if (stage >= plan_.stages || plan_.routes.size() != 1) {
@@ -251,11 +251,10 @@ void FitMessages(const Plan& plan, Time makespan, ProfiledCosts* profile) {
     (with(middle) <= makespan ? fits : over) = middle;
   }
   costs.comm.latency = fits;
-  profile->notes.push_back(
-      "a message takes " + FormatWithUnit(fits, costs.unit) +
-      ", so that the plan takes as long as the run: launches and a busy processor are in it (of "
-      "itself it took " +
-      FormatWithUnit(timed, costs.unit) + ")");
+  profile->notes.push_back("a message takes " + FormatWithUnit(fits, costs.unit) +
+                           ", so that the plan takes as long as the run: launches and a busy "
+                           "processor are in it (of itself it took " +
+                           FormatWithUnit(timed, costs.unit) + ")");
 }
 
 }  // namespace contraflow

@@ -143,10 +143,9 @@ TableHead ReadHead(const CsvRows& rows, const CsvRow& row) {
     const auto found = std::find_if(std::begin(known), std::end(known),
                                     [&](const auto& k) { return k.first == column->name; });
     if (found == std::end(known) || *found->second >= 0) {
-      rows.Fail(
-          "unknown or doubled column " + Excerpt(row[i]) +
-          "; columns are stage, op, time (with its unit, as in \"time (ms)\"), microbatch and "
-          "step");
+      rows.Fail("unknown or doubled column " + Excerpt(row[i]) +
+                "; columns are stage, op, time (with its unit, as in \"time (ms)\"), microbatch "
+                "and step");
     }
     *found->second = static_cast<int>(i);
     if (column->name == "time") head.us = column->us;

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <map>
+#include <optional>
 #include <random>
 #include <string>
 
@@ -35,6 +36,26 @@ struct Tally {
   }
 };
 
+struct Proven {
+  Bound bound;
+  Time optimum;
+};
+
+/// The bound of an instance, which is not above its optimum; nothing where no search found that.
+std::optional<Proven> Compared(const ExactInstance& instance, int64_t most, Tally* all) {
+  CAPTURE(instance.Describe());
+  const ExactResult exact = ExactMakespan(instance.plan, instance.costs, instance.limit, most);
+  // Every instance drawn has room for one micro-batch after the other.
+  if (exact.finished) CHECK(exact.makespan.has_value());
+  if (!exact.finished || !exact.makespan) return std::nullopt;
+  const Bound bound = ProveBound(instance.plan, instance.costs, instance.limit);
+  CAPTURE(Name(bound.kind));
+  CHECK(bound.value <= *exact.makespan);
+  CHECK(bound.value == bound.head + bound.work + bound.idle + bound.tail);
+  all->Add(bound.value, *exact.makespan);
+  return Proven{bound, *exact.makespan};
+}
+
 TEST_SUITE("unit") {
   TEST_CASE("no bound is above the optimum of a tiny instance") {
     const int wanted = FromEnvironment("CONTRAFLOW_EXACT", CasesToDraw(600));
@@ -46,25 +67,16 @@ TEST_SUITE("unit") {
     int unfinished = 0;
     while (all.cases < wanted) {
       const ExactInstance instance = instances.Next();
-      const Plan& plan = instance.plan;
-      CAPTURE(instance.Describe());
-      const ExactResult exact =
-          ExactMakespan(plan, instance.costs, instance.limit, longer ? 60'000 : 5'000);
-      // Every instance drawn has room for one micro-batch after the other.
-      if (exact.finished) CHECK(exact.makespan.has_value());
-      if (!exact.finished || !exact.makespan) {
+      const auto proven = Compared(instance, longer ? 60'000 : 5'000, &all);
+      if (!proven) {
         ++unfinished;
         continue;
       }
-      const Bound bound = ProveBound(plan, instance.costs, instance.limit);
-      CAPTURE(Name(bound.kind));
-      CHECK(bound.value <= *exact.makespan);
-      CHECK(bound.value == bound.head + bound.work + bound.idle + bound.tail);
-      CHECK(LowerBound(plan, instance.costs) <= bound.value);
-      all.Add(bound.value, *exact.makespan);
+      const auto& [bound, optimum] = *proven;
+      CHECK(LowerBound(instance.plan, instance.costs) <= bound.value);
       const std::string memory = instance.placement + ", " + instance.memory;
-      classes[memory].Add(bound.value, *exact.makespan);
-      classes[memory + ", " + instance.kind].Add(bound.value, *exact.makespan);
+      classes[memory].Add(bound.value, optimum);
+      classes[memory + ", " + instance.kind].Add(bound.value, optimum);
       ++kinds[std::string(Name(bound.kind))];
     }
     if (longer) {
@@ -115,15 +127,9 @@ TEST_SUITE("unit") {
       instance.costs.memory = memory;
       const int64_t least = SerialPeak(plan, instance.costs, false);
       instance.limit = least + static_cast<int64_t>(random() % static_cast<uint64_t>(2 * most));
-      CAPTURE(instance.Describe());
-      const ExactResult exact = ExactMakespan(plan, instance.costs, instance.limit, 5'000);
-      if (exact.finished) CHECK(exact.makespan.has_value());
-      if (!exact.finished || !exact.makespan) continue;
-      const Bound bound = ProveBound(plan, instance.costs, instance.limit);
-      CAPTURE(Name(bound.kind));
-      CHECK(bound.value <= *exact.makespan);
-      all.Add(bound.value, *exact.makespan);
-      tighter += bound.value > LowerBound(plan, instance.costs);
+      const auto proven = Compared(instance, 5'000, &all);
+      if (!proven) continue;
+      tighter += proven->bound.value > LowerBound(plan, instance.costs);
       // One byte less than one micro-batch needs: nothing fits, and that is proven.
       CHECK_THROWS_AS(ProveBound(plan, instance.costs, least - 1), Error);
     }
@@ -158,20 +164,13 @@ TEST_SUITE("unit") {
       for (StageCost& cost : instance.costs.stages) {
         cost.r = random() % 2 == 0 ? -1 : static_cast<Time>(random() % 6);
       }
-      CAPTURE(instance.Describe());
-      const ExactResult exact = ExactMakespan(plan, instance.costs, instance.limit, 5'000);
-      if (exact.finished) CHECK(exact.makespan.has_value());
-      if (!exact.finished || !exact.makespan) {
+      const auto proven = Compared(instance, 5'000, &all);
+      if (!proven) {
         ++unfinished;
         continue;
       }
-      const Bound bound = ProveBound(plan, instance.costs, instance.limit);
-      CAPTURE(Name(bound.kind));
-      CHECK(bound.value <= *exact.makespan);
-      CHECK(bound.value == bound.head + bound.work + bound.idle + bound.tail);
-      all.Add(bound.value, *exact.makespan);
       plan.programs.clear();
-      tighter += bound.value > LowerBound(plan, instance.costs);
+      tighter += proven->bound.value > LowerBound(plan, instance.costs);
     }
     MESSAGE("with recompute the bound is the optimum of "
             << all.reached << " of " << all.cases << " and " << 100 * all.gap / all.cases

@@ -266,11 +266,10 @@ TEST_SUITE("unit") {
   TEST_CASE("layer costs: the largest config there may be ends in an error and not in nonsense") {
     const std::string huge =
         "{\"model_type\": \"deepseek_v3\", \"hidden_size\": 1048576, \"intermediate_size\": "
-        "1048576, "
-        "\"vocab_size\": 16777216, \"num_attention_heads\": 4096, \"num_hidden_layers\": 2048, "
-        "\"qk_rope_head_dim\": 1048576, \"qk_nope_head_dim\": 1048576, \"v_head_dim\": 1048576, "
-        "\"q_lora_rank\": 1048576, \"kv_lora_rank\": 1048576, \"n_routed_experts\": 16384, "
-        "\"num_experts_per_tok\": 16384, \"moe_intermediate_size\": 1048576, "
+        "1048576, \"vocab_size\": 16777216, \"num_attention_heads\": 4096, \"num_hidden_layers\": "
+        "2048, \"qk_rope_head_dim\": 1048576, \"qk_nope_head_dim\": 1048576, \"v_head_dim\": "
+        "1048576, \"q_lora_rank\": 1048576, \"kv_lora_rank\": 1048576, \"n_routed_experts\": "
+        "16384, \"num_experts_per_tok\": 16384, \"moe_intermediate_size\": 1048576, "
         "\"n_shared_experts\": 64, \"num_nextn_predict_layers\": 16}";
     CostSetup setup = SetupOn("b200");
     setup.sequence = 1 << 24;

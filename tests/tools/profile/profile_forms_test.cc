@@ -150,20 +150,16 @@ TEST_SUITE("unit") {
          "p: /traceEvents/0: \"dur\" must be a time >= 0 (microseconds), is -1"},
         {R"([{"ph": "X", "cat": "user_annotation", "name": "Step 3", "ts": 1, "dur": 1}])",
          "p: nothing was timed that costs are made of, such as PP:0F3, Forward 3, attn(F) or F s0 "
-         "m3; ranges "
-         "there are \"Step #\"; PyTorch's runtime of schedules (_PipelineScheduleRuntime) names "
-         "its "
-         "actions"},
+         "m3; ranges there are \"Step #\"; PyTorch's runtime of schedules "
+         "(_PipelineScheduleRuntime) names its actions"},
         {"op,stage,time\nF,0,1\n",
          "p: no backward (B and W, or BW) was timed alone, and costs need it"},
         {"op,stage,time\nF,0,-1\n",
          "p:2: the time must be a number >= 0, up to a day, is \"-1\"; its unit is in the head, as "
-         "in "
-         "\"time (ms)\""},
+         "in \"time (ms)\""},
         {"op,stage,time\nF,0,nan\n",
          "p:2: the time must be a number >= 0, up to a day, is \"nan\"; its unit is in the head, "
-         "as in "
-         "\"time (ms)\""},
+         "as in \"time (ms)\""},
         {"op,stage,time\nF,-1,1\n", "p:2: the stage must be a whole number in 0..32767, is \"-1\""},
         {"op,stage,time\nG,0,1\n",
          "p:2: unknown op \"G\"; ops are F B W BW FB R REDUCE STEP and COMM"},

@@ -3,8 +3,6 @@
 #include <doctest/doctest.h>
 
 #include <cstdlib>
-#include <filesystem>
-#include <random>
 
 #include "compiler/files/cost_io.h"
 #include "compiler/files/file.h"
@@ -12,6 +10,8 @@
 #include "compiler/simulate/simulate.h"
 #include "schedules/compile.h"
 #include "tests/support/failure.h"
+#include "tests/support/support.h"
+#include "tests/support/test_folder.h"
 #include "tests/tools/profile/profile_support.h"
 #include "tools/profile/run_trace.h"
 
@@ -167,10 +167,7 @@ TEST_SUITE("unit") {
   TEST_CASE("traces of this project give the costs that they were simulated with") {
     for (const char* schedule : {"1f1b", "zb-1p", "dualpipe-v", "dualpipe", "chimera"}) {
       CAPTURE(schedule);
-      Spec spec;
-      spec.schedule = schedule;
-      spec.ranks = 4;
-      spec.microbatches = 12;
+      Spec spec = MakeSpec(schedule, 4, 12, {});
       const bool full = std::string(schedule) == "1f1b" || std::string(schedule) == "chimera";
       const bool two = std::string(schedule) == "dualpipe-v";
       spec.costs.unit = Unit::kMicroseconds;
@@ -204,11 +201,7 @@ TEST_SUITE("unit") {
   TEST_CASE("a run of PyTorch is told by the stages of its traces") {
     for (const char* schedule : {"1f1b", "zb-1p", "interleaved-1f1b", "zb-v", "dualpipe-v"}) {
       CAPTURE(schedule);
-      Spec spec;
-      spec.schedule = schedule;
-      spec.ranks = 2;
-      spec.microbatches = 4;
-      spec.costs = UniformCosts(30000, 20000, 10000, 4000);
+      Spec spec = MakeSpec(schedule, 2, 4, UniformCosts(30000, 20000, 10000, 4000));
       spec.costs.unit = Unit::kMicroseconds;
       const Plan plan = Compile(spec, {.level = Level::kComm});
       const Simulation run = Simulate(plan, spec.costs);
@@ -245,11 +238,7 @@ TEST_SUITE("unit") {
   }
 
   TEST_CASE("the last step of a run of PyTorch") {
-    Spec spec;
-    spec.schedule = "dualpipe-v";
-    spec.ranks = 2;
-    spec.microbatches = 4;
-    spec.costs = UniformCosts(1, 1, 1);
+    Spec spec = MakeSpec("dualpipe-v", 2, 4, UniformCosts(1, 1, 1));
     const Plan plan = Compile(spec, {.level = Level::kComm});
     std::vector<TraceText> traces;
     for (const char* rank : {"0", "1"}) {
@@ -316,10 +305,7 @@ TEST_SUITE("unit") {
   TEST_CASE("whether a REDUCE blocks its rank, and how long it takes without its waits") {
     for (const bool blocks : {false, true}) {
       CAPTURE(blocks);
-      Spec spec;
-      spec.schedule = "dualpipe";
-      spec.ranks = 2;
-      spec.microbatches = 8;
+      Spec spec = MakeSpec("dualpipe", 2, 8, {});
       spec.costs.unit = Unit::kMicroseconds;
       spec.costs.stages.push_back({.f = 3000, .b = 3000, .w = 2000, .bw = 5000, .fb = 8000});
       spec.costs.stages.front().reduce = 900;
@@ -353,19 +339,16 @@ TEST_SUITE("unit") {
     CHECK(slowest.costs.stages[0].bw == 24000);
     CHECK(slowest.costs.stages[1].f == 10000);
     CHECK(slowest.costs.stages[2].bw == 2000);
-    CHECK(HasNote(slowest,
-                  "ranks 0-1 hold copies of the same stages, and rank 1 is slower by up "
-                  "to 16.67 %"));
+    CHECK(
+        HasNote(slowest,
+                "ranks 0-1 hold copies of the same stages, and rank 1 is slower by up to 16.67 %"));
     const ProfiledCosts medians = CostsOfText(TraceOf(events));
     CHECK(medians.costs.stages[0].f == 9500);
     CHECK_FALSE(HasNote(medians, "copies"));
   }
 
   TEST_CASE("a message takes what makes up for the time that no instruction shows") {
-    Spec spec;
-    spec.schedule = "zb-1p";
-    spec.ranks = 4;
-    spec.microbatches = 8;
+    Spec spec = MakeSpec("zb-1p", 4, 8, {});
     spec.costs.unit = Unit::kMicroseconds;
     spec.costs.stages.push_back({.f = 3000, .b = 3000, .w = 2000, .bw = 5000, .fb = 8000});
     spec.costs.comm.latency = 1000;
@@ -391,10 +374,7 @@ TEST_SUITE("unit") {
   }
 
   TEST_CASE("messages of this project's traces") {
-    Spec spec;
-    spec.schedule = "1f1b";
-    spec.ranks = 3;
-    spec.microbatches = 6;
+    Spec spec = MakeSpec("1f1b", 3, 6, {});
     spec.costs.unit = Unit::kMicroseconds;
     spec.costs.stages.push_back({.f = 9000, .b = 8000, .w = 7000, .bw = 15000, .fb = 24000});
     for (const Time latency : {0, 1, 40, 3000}) {
@@ -426,9 +406,8 @@ TEST_SUITE("unit") {
   }
 
   TEST_CASE("a packed trace is read as the plain one, and a cut one is refused") {
-    const std::filesystem::path folder = std::filesystem::temp_directory_path();
-    const std::string path =
-        (folder / ("profile_test_" + std::to_string(std::random_device()()))).string();
+    const TestFolder folder;
+    const std::string path = folder.File("trace");
     WriteFile(path, TraceOf(Event("user_annotation", "PP:0F0", 0, 2) +
                             Event("user_annotation", "PP:0B0", 5, 3)));
     REQUIRE(std::system(("gzip -kf " + path).c_str()) == 0);
@@ -445,8 +424,6 @@ TEST_SUITE("unit") {
     });
     // Without zlib it says so.
     if (failure != "accepted") CHECK(failure.find("unpack it with gunzip") != std::string::npos);
-    std::filesystem::remove(path);
-    std::filesystem::remove(path + ".gz");
   }
 }
 

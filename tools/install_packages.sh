@@ -36,7 +36,7 @@ has_json() { has nlohmann/json.hpp; }
 has_cli11() { has CLI/CLI.hpp; }
 has_boost() { has boost/version.hpp; }
 has_openblas() { { has cblas.h || has openblas/cblas.h; } && works '' -lopenblas; }
-has_openssl() { has openssl/ssl.h && works '' '-lssl -lcrypto'; }
+has_openssl() { has openssl/evp.h && works '' -lcrypto; }
 
 if ! command -v dpkg-query >/dev/null || ! command -v apt-get >/dev/null; then
   probe=$(mktemp)
@@ -50,7 +50,7 @@ if ! command -v dpkg-query >/dev/null || ! command -v apt-get >/dev/null; then
     need has_cli11 "CLI11 2.1 or newer (CLI/CLI.hpp)"
     need has_boost "the headers of Boost (boost/version.hpp)"
     need has_openblas "OpenBLAS (cblas.h, libopenblas)"
-    need has_openssl "OpenSSL 3 (openssl/ssl.h, libssl)"
+    need has_openssl "OpenSSL 3 (openssl/evp.h, libcrypto)"
   fi
   [ -z "$missing" ] ||
     fail "this is no Debian, so install by hand, then start again: $missing; the packages of Debian are" \

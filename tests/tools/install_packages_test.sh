@@ -39,7 +39,7 @@ check 1 "$missing OpenBLAS (cblas.h, libopenblas);" HIDDEN=-lopenblas
 check 1 "$missing OpenBLAS (cblas.h, libopenblas);" HIDDEN=cblas.h
 check 1 "nlohmann/json 3.11 or newer (nlohmann/json.hpp), CLI11 2.1 or newer (CLI/CLI.hpp);" \
   'HIDDEN=\(json\|CLI\).hpp'
-check 1 "$missing OpenSSL 3 (openssl/ssl.h, libssl);" HIDDEN=ssl.h
+check 1 "$missing OpenSSL 3 (openssl/evp.h, libcrypto);" HIDDEN=evp.h
 check 1 "nlohmann-json3-dev" HIDDEN=doctest.h
 rm "$work/path/ninja"
 check 1 "$missing Ninja;"

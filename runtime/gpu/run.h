@@ -114,7 +114,7 @@ class GpuCustomRun : public CustomTraining {
   GpuReader reader_;
 };
 
-/// The options of a run that is compared with: its steps are issued anew, and nothing is measured.
-inline constexpr GpuRunOptions kBesideOptions{{.graph = false, .stamps = 0}};
+/// Returns the options of a run for comparison: its steps are issued anew, and nothing is measured.
+inline GpuRunOptions BesideOptions() { return {{.graph = false, .stamps = 0}}; }
 
 }  // namespace contraflow

@@ -212,7 +212,7 @@ struct ThreadNetwork::State {
   std::vector<std::unique_ptr<WireTransport>> transports;  // by process of the order
 };
 
-ThreadNetwork::ThreadNetwork(int ranks, int replicas, int members, Options options)
+ThreadNetwork::ThreadNetwork(int ranks, int replicas, int members, const Options& options)
     : state_(std::make_unique<State>(ranks, replicas, members)) {
   ThreadHub& hub = state_->hub;
   hub.timeout = options.timeout;

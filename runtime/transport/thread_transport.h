@@ -27,7 +27,7 @@ class ThreadNetwork {
     std::function<void(const std::exception_ptr& error)> stuck = nullptr;
   };
 
-  ThreadNetwork(int ranks, int replicas, int members, Options options);
+  ThreadNetwork(int ranks, int replicas, int members, const Options& options);
   ~ThreadNetwork();
 
   /// The face of one device, which lives as long as the network.

@@ -150,7 +150,7 @@ GpuCustomRun::GpuCustomRun(const CustomStages& stages, Gpu& gpu, const GpuRunOpt
       reader_(gpu) {}
 
 std::unique_ptr<CustomTraining> GpuCustomRun::NewBeside(const CustomStages& stages) {
-  return std::make_unique<GpuCustomRun>(stages, gpu_, BesideOptions(), &ranks_.budget());
+  return std::make_unique<GpuCustomRun>(stages, gpu_, ComparisonRunOptions(), &ranks_.budget());
 }
 
 CustomDevice& GpuCustomRun::At(Device device) {

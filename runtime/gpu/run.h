@@ -115,6 +115,6 @@ class GpuCustomRun : public CustomTraining {
 };
 
 /// Returns the options of a run for comparison: its steps are issued anew, and nothing is measured.
-inline GpuRunOptions BesideOptions() { return {{.graph = false, .stamps = 0}}; }
+inline GpuRunOptions ComparisonRunOptions() { return {{.graph = false, .stamps = 0}}; }
 
 }  // namespace contraflow

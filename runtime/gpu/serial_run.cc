@@ -15,7 +15,7 @@ GpuSerialRun::GpuSerialRun(const Plan& plan, const Model& model, const Dataset& 
     : model_(FitGpuModel(model, plan)),
       plan_(SerialPlan(plan)),
       ranks_(
-          plan_, gpu, BesideOptions(),
+          plan_, gpu, ComparisonRunOptions(),
           [&](Device device, gpu::Stream setup, int sms) {
             auto made = std::make_unique<GpuDevice>(plan_, model_, dataset, seed, device, gpu,
                                                     setup, sms, choices);

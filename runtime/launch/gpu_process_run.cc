@@ -233,7 +233,7 @@ GpuCustomProcessRun::GpuCustomProcessRun(const CustomStages& stages, const GpuPr
       reader_(process.gpu) {}
 
 std::unique_ptr<CustomTraining> GpuCustomProcessRun::NewBeside(const CustomStages& stages) {
-  return std::make_unique<GpuCustomRun>(stages, gpu_, BesideOptions(), &rank_.budget());
+  return std::make_unique<GpuCustomRun>(stages, gpu_, ComparisonRunOptions(), &rank_.budget());
 }
 
 CustomDevice& GpuCustomProcessRun::At(Device device) {

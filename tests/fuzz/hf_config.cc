@@ -10,6 +10,7 @@
 
 #include "compiler/files/cost_io.h"
 #include "compiler/plan/error.h"
+#include "compiler/plan/layer_cost.h"
 #include "tools/profile/costs_file.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {

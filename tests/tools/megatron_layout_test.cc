@@ -11,8 +11,10 @@
 #include <vector>
 
 #include "compiler/plan/error.h"
+#include "compiler/plan/layer_cost.h"
 #include "schedules/published/rows.h"
 #include "schedules/registry.h"
+#include "tests/support/failure.h"
 #include "tests/support/support.h"
 #include "tools/interop/interop.h"
 

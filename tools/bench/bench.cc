@@ -12,6 +12,7 @@
 
 #include "compiler/files/profiles.h"
 #include "compiler/plan/error.h"
+#include "compiler/plan/layer_cost.h"
 #include "compiler/simulate/simulate.h"
 #include "schedules/partition/partition.h"
 #include "schedules/published/placement.h"

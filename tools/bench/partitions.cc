@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "compiler/plan/error.h"
+#include "compiler/plan/layer_cost.h"
 #include "compiler/verify/verify.h"
 #include "schedules/compile.h"
 #include "schedules/partition/partition.h"

@@ -26,6 +26,7 @@
 #include <vector>
 
 #include "compiler/plan/error.h"
+#include "compiler/plan/layer_cost.h"
 #include "compiler/simulate/simulate.h"
 #include "runtime/host/backend.h"
 #include "runtime/launch/threaded_run.h"

@@ -22,6 +22,7 @@
 
 #include <algorithm>
 #include <array>
+#include <nlohmann/json.hpp>
 #include <span>
 #include <string>
 #include <unordered_map>

@@ -17,6 +17,7 @@
 #include "compiler/plan/cost.h"
 #include "compiler/plan/error.h"
 #include "compiler/plan/instruction.h"
+#include "compiler/plan/layer_cost.h"
 #include "compiler/plan/plan.h"
 #include "compiler/plan/spec.h"
 #include "compiler/plan/timeline.h"

@@ -11,7 +11,9 @@
 #include <utility>
 
 #include "compiler/plan/error.h"
+#include "compiler/plan/layer_cost.h"
 #include "compiler/plan/memory_limit.h"
+#include "compiler/plan/recompute_cost.h"
 #include "schedules/compile.h"
 #include "schedules/published/rows.h"
 

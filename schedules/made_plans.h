@@ -1,13 +1,7 @@
 #pragma once
 
-#include <condition_variable>
-#include <exception>
 #include <functional>
-#include <list>
-#include <mutex>
-#include <optional>
-#include <thread>
-#include <utility>
+#include <memory>
 
 #include "compiler/plan/plan.h"
 #include "compiler/plan/spec.h"
@@ -19,6 +13,9 @@ namespace contraflow {
 /// to make, and a comparison has each as a row and `auto` beside what it finds. Any thread may ask.
 class MadePlans {
  public:
+  MadePlans();
+  ~MadePlans();
+
   /// The plan that `make` gives for the spec, made at the first call; another thread waits for it.
   /// Throws the Error that it threw.
   Plan Get(const Spec& spec, const std::function<Plan()>& make);
@@ -28,16 +25,8 @@ class MadePlans {
   LayerStages& StagesOf(const CostModel& costs, Overlap overlap);
 
  private:
-  struct Made {
-    Spec spec;
-    bool done = false;
-    std::optional<Plan> plan;
-    std::exception_ptr why_not;
-  };
-  std::mutex mutex_;  // of both lists and what is in the first
-  std::condition_variable made_;
-  std::list<Made> all_;
-  std::list<std::pair<std::thread::id, LayerStages>> stages_;
+  struct Kept;  // what threads share, and how they wait
+  std::unique_ptr<Kept> kept_;
 };
 
 }  // namespace contraflow

@@ -7,7 +7,9 @@
 #include <vector>
 
 #include "compiler/plan/error.h"
+#include "compiler/plan/layer_cost.h"
 #include "compiler/plan/memory_limit.h"
+#include "compiler/plan/recompute_cost.h"
 #include "compiler/plan/text.h"
 #include "compiler/simulate/simulate.h"
 #include "schedules/made_plans.h"

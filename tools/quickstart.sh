@@ -5,8 +5,8 @@ set -eu
 cd "$(dirname "$0")/.."
 
 tools/install_packages.sh
-cmake --preset release
-cmake --build --preset release --target contraflow contraflow-run
+cmake --preset release -DCF_CUDA=OFF
+cmake --build --preset release --target quickstart
 PATH="$PWD/build/release/tools:$PATH"
 plan=build/dualpipe.json
 

@@ -9,6 +9,7 @@
 #include "compiler/bound/work.h"
 #include "compiler/plan/error.h"
 #include "compiler/plan/plan.h"
+#include "compiler/plan/recompute_cost.h"
 
 namespace contraflow {
 namespace {

@@ -63,6 +63,7 @@
 #include <map>
 
 #include "compiler/plan/error.h"
+#include "compiler/plan/layer_cost.h"
 
 namespace contraflow {
 namespace {

@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <utility>
 
 #include "compiler/files/plan_document.h"
 #include "compiler/plan/error.h"
+#include "compiler/plan/layer_cost.h"
 #include "compiler/plan/plan.h"
 #include "compiler/plan/spec.h"
 #include "compiler/plan/units.h"

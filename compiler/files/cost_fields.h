@@ -11,6 +11,7 @@
 #include "compiler/files/cost_io.h"
 #include "compiler/files/json.h"
 #include "compiler/plan/cost.h"
+#include "compiler/plan/layer_cost.h"
 #include "compiler/plan/value.h"
 
 namespace contraflow {

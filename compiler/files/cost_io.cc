@@ -8,6 +8,7 @@
 #include "compiler/files/file.h"
 #include "compiler/files/plan_document.h"
 #include "compiler/plan/error.h"
+#include "compiler/plan/layer_cost.h"
 #include "compiler/plan/plan.h"
 #include "compiler/plan/units.h"
 #include "compiler/plan/value.h"

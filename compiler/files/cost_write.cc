@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <nlohmann/json.hpp>
 #include <span>
 #include <utility>
 
@@ -6,6 +7,7 @@
 #include "compiler/files/cost_io.h"
 #include "compiler/files/plan_document.h"
 #include "compiler/plan/error.h"
+#include "compiler/plan/layer_cost.h"
 #include "compiler/plan/units.h"
 #include "compiler/plan/value.h"
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <nlohmann/json.hpp>
 
 #include "compiler/files/json_builder.h"
 #include "compiler/plan/error.h"

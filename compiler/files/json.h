@@ -4,7 +4,8 @@
 #include <cstdint>
 #include <functional>
 #include <initializer_list>
-#include <nlohmann/json.hpp>
+#include <memory>
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <span>
 #include <string>
@@ -112,9 +113,9 @@ class JsonCursor {
 /// A whole document. `place` (a file name) begins every message about it.
 struct JsonDocument {
   std::string place;
-  Json value;
+  std::shared_ptr<Json> value;  // a pointer, so that json.hpp need not be included here
 
-  JsonCursor Root() const { return JsonCursor(place, value, ""); }
+  JsonCursor Root() const { return JsonCursor(place, *value, ""); }
 };
 
 /// Reads JSON text or CBOR (a document that begins with the head of a CBOR map). Strict: refuses

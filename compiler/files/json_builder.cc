@@ -238,7 +238,7 @@ JsonDocument ParseJson(std::string_view document, const std::string& place,
     nlohmann::json::sax_parse(document.begin(), document.end(), &events,
                               nlohmann::json::input_format_t::json, true, limits.comments);
   }
-  return {place, builder.Take()};
+  return {place, std::make_shared<Json>(builder.Take())};
 }
 
 std::string PathStep(std::string_view key) {

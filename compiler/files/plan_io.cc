@@ -304,7 +304,7 @@ JsonDocument ParsePlanFile(InputFile* file, std::span<const JsonRows> rows,
   }
   JsonBuilder builder(file->name(), kPlanLimits, rows);
   ReadCbor("", more, file->name(), &builder);
-  return {file->name(), builder.Take()};
+  return {file->name(), std::make_shared<Json>(builder.Take())};
 }
 
 FolderHead ReadFolderHead(const JsonDocument& json) {

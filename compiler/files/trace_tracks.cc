@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "compiler/plan/error.h"
+#include "compiler/plan/recompute_cost.h"
 
 namespace contraflow {
 namespace {

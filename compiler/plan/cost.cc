@@ -6,7 +6,10 @@
 #include <utility>
 
 #include "compiler/plan/error.h"
+#include "compiler/plan/layer_cost.h"
+#include "compiler/plan/memory_limit.h"
 #include "compiler/plan/plan.h"
+#include "compiler/plan/recompute_cost.h"
 #include "compiler/plan/value.h"
 
 namespace contraflow {
@@ -219,6 +222,14 @@ Time TypicalComponent(const CostModel& costs) {
   for (const MoeCost& moe : costs.stage_moe) add(moe);
   return sum / count;
 }
+
+bool CountsBytes(const CostModel& costs) {
+  return MemoryLimit(costs).bytes() ||
+         std::any_of(costs.layers.begin(), costs.layers.end(),
+                     [](const LayerCost& layer) { return layer.activation_bytes > 0; });
+}
+
+bool CostModel::by_layer() const { return !layers.empty() || !partition.empty(); }
 
 bool CostModel::unlike_microbatches() const {
   return std::ranges::any_of(microbatch_scale,

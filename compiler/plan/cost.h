@@ -176,45 +176,7 @@ std::string_view Name(Overlap overlap);  ///< "published" "all"
 /// Throws Error with the known names.
 Overlap ParseOverlap(std::string_view name);
 
-/// One layer of a model, or `repeat` alike ones in a row: what a partition puts into stages. Bytes
-/// are those of one layer on one rank; activations are of one micro-batch.
-struct LayerCost {
-  std::string name;
-  int repeat = 1;
-  StageCost cost;  ///< of one micro-batch; without f, b, w, bw and fb where `moe` is
-  std::optional<MoeCost> moe = {};  ///< the components of one layer
-  /// Nothing: not known.
-  std::optional<int64_t> parameter_bytes = {}, gradient_bytes = {}, optimizer_bytes = {};
-  /// The parameter_bytes of no expert; the other bytes divide alike. Nothing: not known.
-  std::optional<int64_t> rest_bytes = {};
-  int64_t activation_bytes = 0, w_stash_bytes = 0;  ///< as in MemoryCost
-  /// What goes to the next layer, a message where that is on another rank; 0: as `comm` says.
-  int64_t output_bytes = 0;
-  /// The name of another layer that has the same parameters and counts them, such as the head of a
-  /// tied embedding; "" for none.
-  std::string tied = {};
-
-  bool operator==(const LayerCost&) const = default;
-};
-
-/// The one list of the bytes that a stage and a layer hold as long as the training runs.
-struct StateBytes {
-  const char* key;  ///< in a cost file
-  std::vector<int64_t> MemoryCost::*of_stages, MemoryCost::*rest_of_stages;
-  std::optional<int64_t> LayerCost::*of_layer;
-};
-inline constexpr std::array<StateBytes, 3> kStateBytes = {
-    {{"parameter_bytes", &MemoryCost::parameter_bytes, &MemoryCost::parameter_rest,
-      &LayerCost::parameter_bytes},
-     {"gradient_bytes", &MemoryCost::gradient_bytes, &MemoryCost::gradient_rest,
-      &LayerCost::gradient_bytes},
-     {"optimizer_bytes", &MemoryCost::optimizer_bytes, &MemoryCost::optimizer_rest,
-      &LayerCost::optimizer_bytes}}};
-/// Bytes of this kind that belong to no expert; 0 where that is not known.
-int64_t RestOf(const LayerCost& layer, const StateBytes& state);
-
-/// Most layers of a model, repeats counted.
-inline constexpr int kMaxModelLayers = 4096;
+struct LayerCost;  // compiler/plan/layer_cost.h, for whoever looks into CostModel::layers
 
 /// One rank among unlike ones.
 struct RankCost {
@@ -348,7 +310,7 @@ struct CostModel {
   /// Of the model, repeats counted.
   int LayerCount() const;
   /// True if a cost file of these has `layers`.
-  bool by_layer() const { return !layers.empty() || !partition.empty(); }
+  bool by_layer() const;
 
   /// Ticks for which its lane is busy with F, B, W, BW, FB, R, REDUCE, STEP, OFFLOAD, RELOAD (which
   /// copy the activation of a cell) or, with `moe` or `stage_moe`, a component. FB of two different
@@ -368,37 +330,6 @@ std::string MemoryKeys(const CostModel& costs, std::initializer_list<std::string
 /// how long that takes: no `host`, or a bandwidth and no bytes of activations.
 void CheckHostCost(const CostModel& costs, bool offloads);
 
-/// True if some of this runs again of stage s, as far as the costs know its layers.
-bool HasSome(const CostModel& costs, int s, const RecomputeExtent& extent);
-
-/// How long it takes to run so much of the forward of stage s again, for a micro-batch of factor 1;
-/// of some layers as long as all of them where the costs do not know them.
-Time RecomputeTime(const CostModel& costs, int s, const RecomputeExtent& extent);
-
-/// What a chunk of stage s that is recomputed holds between F and R: "input_bytes" where the costs
-/// give it, else the value `input` of a layer, else the bytes of a message between stages, which is
-/// a stage input; no more than the activation that it is part of. Nothing where the costs say none
-/// of these.
-std::optional<int64_t> InputBytes(const CostModel& costs, int s = 0);
-
-/// What the activations of one cell take, in bytes (all zero where the costs have no
-/// activation_bytes). A chunk holds `activation` from the start of F to the end of B, and of that
-/// `stash` on to the end of W. One that is recomputed holds of it only `input` from the end of F to
-/// the start of R: the stage input and, where a part or some layers are recomputed, what the others
-/// made.
-struct CellBytes {
-  int64_t activation = 0, stash = 0, input = 0;
-  /// Of `input` what belongs to the stash: of layers that do not run again, and where there is
-  /// nothing else.
-  int64_t kept_stash = 0;
-};
-
-/// Of a chunk of stage s; of one that does not run again all is its input. Throws Error if chunks
-/// are recomputed and the costs do not say what they hold meanwhile (InputBytes), or which layers
-/// they have.
-CellBytes BytesOfCell(const CostModel& costs, int s, bool recomputes,
-                      const RecomputeExtent& extent = {});
-
 /// Why the durations of one stage contradict each other (a full backward shorter than its parts, a
 /// pair shorter than its longer chain, a sum over kMaxCost), or "".
 std::string FlawOf(const StageCost& cost, Unit unit);
@@ -407,9 +338,6 @@ std::string FlawOf(const StageCost& cost, Unit unit);
 /// than a part of it, is made as long as that part. What is shorter than half of it is no noise and
 /// stays as it is. Returns what was assumed, in words, or "".
 std::string MendNoise(StageCost* cost, Unit unit);
-
-/// Why a layer does not hold (more stash than activation, a sum over kMaxCost), or "".
-std::string FlawOf(const LayerCost& layer, Unit unit);
 
 /// The mean time of a component.
 Time TypicalComponent(const CostModel& costs);

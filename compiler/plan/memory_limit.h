@@ -73,10 +73,6 @@ inline int64_t ActivationsOf(int64_t limit, int from, int to) {
 }
 
 /// True if the costs, of stages or of layers, say what activations take, so that limits are bytes.
-inline bool CountsBytes(const CostModel& costs) {
-  return MemoryLimit(costs).bytes() ||
-         std::any_of(costs.layers.begin(), costs.layers.end(),
-                     [](const LayerCost& layer) { return layer.activation_bytes > 0; });
-}
+bool CountsBytes(const CostModel& costs);
 
 }  // namespace contraflow

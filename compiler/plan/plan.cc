@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "compiler/plan/error.h"
+#include "compiler/plan/recompute_cost.h"
 
 namespace contraflow {
 namespace {

@@ -228,6 +228,8 @@ class RecomputedCells : public MarkedCells {
   std::vector<First> first_;
 };
 
+struct CellBytes;  // compiler/plan/recompute_cost.h
+
 /// BytesOfCell of each of so many stages.
 std::vector<CellBytes> BytesOfCells(const CostModel& costs, const RecomputedCells& recomputed,
                                     int stages);

@@ -1,6 +1,8 @@
 // What R takes and what a cell lets go for it: of a whole forward, of some components, of the first
 // layers of a stage.
 
+#include "compiler/plan/recompute_cost.h"
+
 #include <algorithm>
 #include <cmath>
 #include <initializer_list>

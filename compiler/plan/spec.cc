@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "compiler/plan/error.h"
+#include "compiler/plan/layer_cost.h"
 #include "compiler/plan/memory_limit.h"
 #include "compiler/plan/plan.h"
 #include "compiler/plan/units.h"

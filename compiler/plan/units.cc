@@ -6,6 +6,7 @@
 #include <cstdlib>
 
 #include "compiler/plan/error.h"
+#include "compiler/plan/layer_cost.h"
 #include "compiler/plan/memory_limit.h"
 #include "compiler/plan/spec.h"
 #include "compiler/plan/text.h"

@@ -7,6 +7,7 @@
 #include <unordered_map>
 
 #include "compiler/plan/access.h"
+#include "compiler/plan/recompute_cost.h"
 #include "compiler/simulate/memory.h"
 #include "compiler/simulate/waits.h"
 

@@ -8,6 +8,8 @@
 
 #include "compiler/plan/error.h"
 #include "compiler/plan/grid.h"
+#include "compiler/plan/layer_cost.h"
+#include "compiler/plan/recompute_cost.h"
 #include "compiler/plan/text.h"
 #include "compiler/simulate/engine.h"
 

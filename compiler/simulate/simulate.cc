@@ -9,6 +9,7 @@
 
 #include "compiler/plan/error.h"
 #include "compiler/plan/grid.h"
+#include "compiler/plan/recompute_cost.h"
 #include "compiler/simulate/engine.h"
 
 namespace contraflow {

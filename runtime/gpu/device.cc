@@ -7,6 +7,7 @@
 #include <string>
 
 #include "compiler/plan/error.h"
+#include "compiler/plan/recompute_cost.h"
 #include "compiler/plan/value.h"
 #include "runtime/core/value_places.h"
 #include "runtime/core/walk.h"

@@ -5,6 +5,7 @@
 #include <climits>
 #include <limits>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <random>
 #include <utility>
 #include <vector>

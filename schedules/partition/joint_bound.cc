@@ -31,6 +31,7 @@
 
 #include "compiler/bound/bound.h"
 #include "compiler/plan/error.h"
+#include "compiler/plan/layer_cost.h"
 #include "compiler/plan/memory_limit.h"
 #include "compiler/simulate/memory.h"
 #include "schedules/partition/staged.h"

@@ -6,7 +6,6 @@
 #include "compiler/plan/spec.h"
 #include "schedules/partition/layer_work.h"
 #include "schedules/partition/partition.h"
-#include "schedules/search_control.h"
 
 namespace contraflow {
 

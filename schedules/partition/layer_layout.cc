@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "compiler/plan/error.h"
+#include "compiler/plan/layer_cost.h"
 
 namespace contraflow {
 namespace {

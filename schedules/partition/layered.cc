@@ -24,6 +24,7 @@
 #include "schedules/recompute/recompute.h"
 #include "schedules/search/candidates.h"
 #include "schedules/search/portfolio.h"
+#include "schedules/search_control.h"
 
 namespace contraflow {
 namespace {

@@ -42,6 +42,7 @@
 
 #include "compiler/bound/bound.h"
 #include "compiler/plan/error.h"
+#include "compiler/plan/layer_cost.h"
 #include "schedules/partition/joint_bound.h"
 #include "schedules/partition/pairing.h"
 

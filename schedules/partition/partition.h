@@ -7,7 +7,6 @@
 #include "compiler/plan/plan.h"
 #include "schedules/partition/stages.h"
 #include "schedules/registry.h"
-#include "schedules/search_control.h"
 
 namespace contraflow {
 

@@ -7,6 +7,7 @@
 
 #include "compiler/lower/interleave.h"
 #include "compiler/plan/error.h"
+#include "compiler/plan/layer_cost.h"
 #include "schedules/partition/stages.h"
 
 namespace contraflow {

@@ -10,7 +10,9 @@
 #include <utility>
 #include <vector>
 
+#include "compiler/plan/layer_cost.h"
 #include "compiler/plan/memory_limit.h"
+#include "compiler/plan/recompute_cost.h"
 #include "compiler/simulate/memory.h"
 #include "schedules/partition/staged.h"
 

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "compiler/plan/memory_limit.h"
+#include "compiler/plan/recompute_cost.h"
 #include "compiler/simulate/memory.h"
 #include "compiler/simulate/simulate.h"
 #include "schedules/published/placement.h"

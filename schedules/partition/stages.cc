@@ -9,6 +9,7 @@
 
 #include "compiler/lower/interleave.h"
 #include "compiler/plan/error.h"
+#include "compiler/plan/layer_cost.h"
 #include "compiler/plan/plan.h"
 
 namespace contraflow {

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "compiler/plan/cost.h"
+#include "compiler/plan/layer_cost.h"
 #include "compiler/plan/plan.h"
 #include "compiler/plan/spec.h"
 

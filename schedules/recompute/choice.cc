@@ -14,6 +14,7 @@
 
 #include "compiler/plan/error.h"
 #include "compiler/plan/plan.h"
+#include "compiler/plan/recompute_cost.h"
 #include "schedules/recompute/recompute.h"
 
 namespace contraflow {

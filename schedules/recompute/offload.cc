@@ -14,6 +14,7 @@
 
 #include "compiler/plan/error.h"
 #include "compiler/plan/memory_limit.h"
+#include "compiler/plan/recompute_cost.h"
 #include "compiler/simulate/simulate.h"
 
 namespace contraflow {

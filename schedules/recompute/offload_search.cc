@@ -8,6 +8,7 @@
 
 #include "compiler/bound/bound.h"
 #include "compiler/plan/error.h"
+#include "compiler/plan/recompute_cost.h"
 #include "compiler/simulate/memory.h"
 #include "compiler/simulate/simulate.h"
 #include "schedules/recompute/offload.h"

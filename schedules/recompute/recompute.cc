@@ -13,8 +13,10 @@
 #include "compiler/plan/error.h"
 #include "compiler/plan/memory_limit.h"
 #include "compiler/plan/plan.h"
+#include "compiler/plan/recompute_cost.h"
 #include "compiler/simulate/simulate.h"
 #include "schedules/search/portfolio.h"
+#include "schedules/search_control.h"
 
 namespace contraflow {
 namespace {

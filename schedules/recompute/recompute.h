@@ -6,7 +6,6 @@
 
 #include "compiler/plan/plan.h"
 #include "schedules/registry.h"
-#include "schedules/search_control.h"
 
 namespace contraflow {
 

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "compiler/plan/memory_limit.h"
+#include "compiler/plan/recompute_cost.h"
 
 namespace contraflow {
 namespace {

@@ -7,6 +7,7 @@
 
 #include "compiler/plan/cost.h"
 #include "compiler/plan/plan.h"
+#include "compiler/plan/recompute_cost.h"
 
 namespace contraflow {
 

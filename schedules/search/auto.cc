@@ -28,6 +28,7 @@
 #include "schedules/search/candidate_search.h"
 #include "schedules/search/candidates.h"
 #include "schedules/search/portfolio.h"
+#include "schedules/search_control.h"
 
 namespace contraflow {
 namespace {

@@ -9,12 +9,14 @@
 
 #include "compiler/bound/bound.h"
 #include "compiler/plan/error.h"
+#include "compiler/plan/layer_cost.h"
 #include "compiler/plan/memory_limit.h"
 #include "compiler/simulate/memory.h"
 #include "compiler/simulate/simulate.h"
 #include "schedules/published/rows.h"
 #include "schedules/search/candidates.h"
 #include "schedules/search/portfolio.h"
+#include "schedules/search_control.h"
 
 namespace contraflow {
 namespace {

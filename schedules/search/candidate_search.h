@@ -6,9 +6,10 @@
 #include "compiler/plan/plan.h"
 #include "compiler/plan/spec.h"
 #include "schedules/search/candidates.h"
-#include "schedules/search_control.h"
 
 namespace contraflow {
+
+struct SearchControl;  // schedules/search_control.h
 
 /// What was found for one candidate.
 struct Choice {

@@ -8,6 +8,7 @@
 
 #include "compiler/lower/interleave.h"
 #include "compiler/plan/error.h"
+#include "compiler/plan/layer_cost.h"
 #include "compiler/plan/memory_limit.h"
 #include "compiler/plan/plan.h"
 #include "compiler/simulate/memory.h"

@@ -4,6 +4,7 @@
 
 #include "compiler/plan/error.h"
 #include "compiler/plan/memory_limit.h"
+#include "compiler/plan/recompute_cost.h"
 #include "schedules/published/placement.h"
 #include "schedules/published/rows.h"
 #include "schedules/recompute/recompute.h"

@@ -11,9 +11,10 @@
 #include "compiler/plan/plan.h"
 #include "compiler/plan/spec.h"
 #include "schedules/search/candidates.h"
-#include "schedules/search_control.h"
 
 namespace contraflow {
+
+struct SearchControl;  // schedules/search_control.h
 
 /// The compute orders of all published schedules that make the candidate's routes of its spec,
 /// those that hold least first. What they hold is the caller's to look at. With `enough`, none

@@ -10,6 +10,7 @@
 #include "compiler/files/plan_document.h"
 #include "compiler/files/plan_io.h"
 #include "compiler/lower/interleave.h"
+#include "compiler/plan/layer_cost.h"
 #include "compiler/plan/value.h"
 #include "tests/support/failure.h"
 #include "tests/support/sanitized.h"

@@ -27,7 +27,7 @@ std::string Parse(std::string_view text, const JsonLimits& limits = {}) {
 /// The document as WriteJson prints it.
 std::string Reprint(std::string_view document) {
   std::string out;
-  WriteJson(ParseJson(document, "f.json").value, &out);
+  WriteJson(*ParseJson(document, "f.json").value, &out);
   return out;
 }
 
@@ -103,7 +103,7 @@ TEST_SUITE("unit") {
       // It comes back as it was, where JSON can say it, and no text of a file may have it.
       const bool utf8 = row.quoted.find("ufffd") == std::string::npos;
       const JsonDocument document = ParseJson("{\"a\": " + row.quoted + "}", "f.json");
-      if (utf8) CHECK(document.value["a"].get<std::string>() == row.text);
+      if (utf8) CHECK((*document.value)["a"].get<std::string>() == row.text);
       if (!utf8 || (row.plain == row.text && row.text != "a\nb")) continue;
       CHECK(Failure([&] {
               document.Root().Required("a").String("a name");
@@ -115,7 +115,7 @@ TEST_SUITE("unit") {
     const JsonLimits commented = {.values = 4, .comments = true};
     const auto value = [&](const std::string& text) {
       std::string out;
-      WriteJson(ParseJson(text, "f.json", commented).value, &out);
+      WriteJson(*ParseJson(text, "f.json", commented).value, &out);
       return out;
     };
     CHECK(value("// a\n/* b */{/**/\"a\"// c\r\n:/* \n*\n */1,//\n\"b\":[2/***/]}//") ==
@@ -359,7 +359,7 @@ TEST_SUITE("unit") {
         nlohmann::json::to_cbor(nlohmann::ordered_json::parse(text));
     CHECK(Reprint(std::string(theirs.begin(), theirs.end())) == printed);
     std::string ours;
-    WriteCbor(ParseJson(text, "f").value, &ours);
+    WriteCbor(*ParseJson(text, "f").value, &ours);
     CHECK(Reprint(ours) == printed);
     CHECK(nlohmann::json::from_cbor(ours) == nlohmann::json::parse(text));
     // Indefinite lengths and half and single precision, as other writers use them.

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <nlohmann/json.hpp>
 #include <random>
 
 #include "compiler/files/json_builder.h"
@@ -137,7 +138,7 @@ TEST_SUITE("unit") {
     for (int i = 0; i < 50; ++i) {
       const Plan plan = RandomPlan(&random);
       std::string binary;
-      WriteCbor(ParseJson(WritePlan(plan), "p", {.values = size_t{1} << 20}).value, &binary);
+      WriteCbor(*ParseJson(WritePlan(plan), "p", {.values = size_t{1} << 20}).value, &binary);
       CHECK(ReadPlan(binary, "p") == plan);
       CHECK(WritePlanBinary(plan).size() <= binary.size() + 400);
     }

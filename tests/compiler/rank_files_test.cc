@@ -6,6 +6,7 @@
 
 #include <cstdlib>
 #include <filesystem>
+#include <nlohmann/json.hpp>
 #include <random>
 
 #include "compiler/files/file.h"
@@ -47,9 +48,9 @@ void Forge(const std::string& folder, int rank, const std::string& content) {
   const std::string path = PathIn(folder, "plan.cbor");
   InputFile file(path, kLimit);
   JsonDocument head = ParsePlanFile(&file, {}, nullptr);
-  head.value.at("files").at(static_cast<size_t>(rank)) = sum.Text();
+  head.value->at("files").at(static_cast<size_t>(rank)) = sum.Text();
   std::string document;
-  WriteCbor(head.value, &document);
+  WriteCbor(*head.value, &document);
   WriteFile(path, document);
 }
 

@@ -14,6 +14,7 @@
 #include "compiler/files/plan_io.h"
 #include "compiler/lower/interleave.h"
 #include "compiler/lower/lower.h"
+#include "compiler/plan/recompute_cost.h"
 #include "compiler/simulate/memory.h"
 #include "compiler/simulate/simulate.h"
 #include "compiler/verify/verify.h"

@@ -11,6 +11,7 @@
 #include "compiler/files/plan_io.h"
 #include "compiler/lower/interleave.h"
 #include "compiler/lower/lower.h"
+#include "compiler/plan/recompute_cost.h"
 #include "compiler/simulate/memory.h"
 #include "compiler/simulate/simulate.h"
 #include "compiler/verify/verify.h"
@@ -18,6 +19,7 @@
 #include "schedules/registry.h"
 #include "tests/support/failure.h"
 #include "tests/support/lane_run.h"
+#include "tests/support/sanitized.h"
 #include "tests/support/support.h"
 
 namespace contraflow::recompute_part_test {

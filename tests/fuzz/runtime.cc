@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <span>
 #include <sstream>
 #include <string>
@@ -16,12 +17,12 @@
 #include "compiler/files/json.h"
 #include "runtime/checkpoint/manifest.h"
 #include "runtime/launch/door.h"
+#include "runtime/launch/link.h"
 #include "runtime/launch/process_run.h"
 #include "runtime/launch/world.h"
 #include "runtime/model/dataset.h"
 #include "runtime/model/model.h"
 #include "runtime/model/model_json.h"
-#include "runtime/launch/link.h"
 #include "tests/fuzz/targets.h"
 
 namespace contraflow {

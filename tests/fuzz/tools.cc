@@ -1,6 +1,7 @@
 // Targets of options and files of the tools.
 
 #include <cstdlib>
+#include <nlohmann/json.hpp>
 #include <numeric>
 #include <string>
 #include <vector>

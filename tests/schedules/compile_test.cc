@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "compiler/lower/interleave.h"
+#include "compiler/plan/layer_cost.h"
 #include "compiler/plan/spec.h"
 #include "compiler/plan/value.h"
 #include "compiler/simulate/memory.h"

@@ -6,6 +6,7 @@
 #include <random>
 
 #include "compiler/plan/error.h"
+#include "compiler/plan/layer_cost.h"
 #include "compiler/simulate/memory.h"
 #include "schedules/compare.h"
 #include "schedules/compile.h"

@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "compiler/plan/layer_cost.h"
 #include "compiler/simulate/simulate.h"
 #include "schedules/compile.h"
 #include "schedules/partition/layer_layout.h"

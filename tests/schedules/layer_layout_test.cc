@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "compiler/plan/error.h"
+#include "compiler/plan/layer_cost.h"
 #include "tests/support/failure.h"
 #include "tests/support/sanitized.h"
 

@@ -7,6 +7,7 @@
 
 #include "compiler/bound/bound.h"
 #include "compiler/files/cost_io.h"
+#include "compiler/plan/layer_cost.h"
 #include "compiler/simulate/simulate.h"
 #include "compiler/verify/verify.h"
 #include "schedules/compile.h"

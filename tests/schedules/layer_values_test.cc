@@ -12,6 +12,8 @@
 #include "compiler/files/cost_io.h"
 #include "compiler/files/plan_io.h"
 #include "compiler/lower/lower.h"
+#include "compiler/plan/layer_cost.h"
+#include "compiler/plan/recompute_cost.h"
 #include "compiler/simulate/simulate.h"
 #include "compiler/verify/verify.h"
 #include "schedules/compile.h"

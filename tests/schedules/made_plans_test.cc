@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "compiler/plan/error.h"
+#include "compiler/plan/layer_cost.h"
 #include "schedules/compare.h"
 #include "schedules/registry.h"
 #include "tests/support/failure.h"

@@ -9,6 +9,7 @@
 #include <optional>
 #include <utility>
 
+#include "compiler/plan/layer_cost.h"
 #include "compiler/simulate/simulate.h"
 #include "compiler/verify/verify.h"
 #include "schedules/compile.h"

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "compiler/bound/bound.h"
+#include "compiler/plan/layer_cost.h"
 #include "compiler/simulate/simulate.h"
 #include "schedules/compile.h"
 #include "schedules/partition/joint_bound.h"

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "compiler/plan/error.h"
+#include "compiler/plan/layer_cost.h"
 #include "compiler/simulate/memory.h"
 #include "compiler/simulate/simulate.h"
 #include "compiler/verify/verify.h"

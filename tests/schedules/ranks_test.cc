@@ -8,6 +8,7 @@
 #include "compiler/bound/bound.h"
 #include "compiler/files/cost_io.h"
 #include "compiler/plan/error.h"
+#include "compiler/plan/layer_cost.h"
 #include "compiler/simulate/memory.h"
 #include "compiler/simulate/simulate.h"
 #include "compiler/verify/verify.h"

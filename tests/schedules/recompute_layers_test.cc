@@ -9,7 +9,9 @@
 #include <vector>
 
 #include "compiler/bound/bound.h"
+#include "compiler/plan/layer_cost.h"
 #include "compiler/plan/memory_limit.h"
+#include "compiler/plan/recompute_cost.h"
 #include "compiler/simulate/memory.h"
 #include "compiler/simulate/simulate.h"
 #include "schedules/compile.h"

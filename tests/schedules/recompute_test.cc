@@ -16,6 +16,7 @@
 #include "compiler/lower/interleave.h"
 #include "compiler/lower/lower.h"
 #include "compiler/plan/plan.h"
+#include "compiler/plan/recompute_cost.h"
 #include "compiler/simulate/memory.h"
 #include "compiler/simulate/simulate.h"
 #include "schedules/registry.h"

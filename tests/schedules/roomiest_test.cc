@@ -10,6 +10,7 @@
 #include <string>
 
 #include "compiler/plan/error.h"
+#include "compiler/plan/layer_cost.h"
 #include "compiler/simulate/memory.h"
 #include "schedules/compile.h"
 #include "schedules/published/placement.h"

@@ -8,6 +8,7 @@
 #include <numeric>
 #include <set>
 
+#include "compiler/plan/layer_cost.h"
 #include "compiler/simulate/simulate.h"
 #include "compiler/verify/verify.h"
 #include "schedules/compile.h"

@@ -10,6 +10,7 @@
 
 #include "compiler/bound/bound.h"
 #include "compiler/lower/lower.h"
+#include "compiler/plan/layer_cost.h"
 #include "compiler/plan/spec.h"
 #include "compiler/simulate/simulate.h"
 #include "schedules/compile.h"

@@ -2,6 +2,8 @@
 
 #include <string>
 
+#include "compiler/plan/layer_cost.h"
+
 namespace contraflow {
 
 CostModel RandomLayers(std::mt19937_64* random, int layers, bool bytes) {

@@ -6,6 +6,7 @@
 
 #include "compiler/lower/lower.h"
 #include "compiler/plan/error.h"
+#include "compiler/plan/layer_cost.h"
 #include "runtime/host/check.h"
 #include "runtime/model/views.h"
 #include "schedules/registry.h"

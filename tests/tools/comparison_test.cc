@@ -13,6 +13,7 @@
 #include "compiler/files/cost_io.h"
 #include "compiler/lower/interleave.h"
 #include "compiler/plan/error.h"
+#include "compiler/plan/layer_cost.h"
 #include "schedules/compare.h"
 #include "schedules/front.h"
 #include "schedules/registry.h"

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "compiler/plan/error.h"
+#include "compiler/plan/layer_cost.h"
 #include "schedules/published/rows.h"
 #include "schedules/registry.h"
 #include "tests/support/failure.h"

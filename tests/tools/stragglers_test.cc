@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>
 
 #include <functional>
+#include <nlohmann/json.hpp>
 #include <string>
 
 #include "compiler/lower/interleave.h"

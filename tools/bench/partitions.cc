@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "compiler/plan/error.h"
+#include "compiler/plan/layer_cost.h"
 #include "compiler/verify/verify.h"
 #include "schedules/compile.h"
 #include "schedules/partition/partition.h"

@@ -22,6 +22,7 @@
 #include <utility>
 
 #include "compiler/plan/error.h"
+#include "compiler/plan/layer_cost.h"
 #include "compiler/simulate/simulate.h"
 #include "runtime/host/backend.h"
 #include "runtime/launch/threaded_run.h"

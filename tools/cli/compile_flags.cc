@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "compiler/plan/error.h"
+#include "compiler/plan/layer_cost.h"
 #include "runtime/model/gpu_views.h"
 #include "runtime/model/views.h"
 #include "schedules/partition/stages.h"

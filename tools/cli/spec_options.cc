@@ -11,6 +11,7 @@
 #include "compiler/files/profiles.h"
 #include "compiler/lower/interleave.h"
 #include "compiler/plan/error.h"
+#include "compiler/plan/layer_cost.h"
 #include "compiler/plan/memory_limit.h"
 #include "schedules/partition/layer_layout.h"
 #include "schedules/partition/stages.h"

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "compiler/files/cost_io.h"
+#include "compiler/plan/layer_cost.h"
 #include "compiler/plan/text.h"
 #include "compiler/plan/value.h"
 #include "runtime/core/bytes.h"

@@ -1,11 +1,13 @@
 #include <CLI/CLI.hpp>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <utility>
 
 #include "compiler/files/cost_io.h"
 #include "compiler/files/file.h"
 #include "compiler/files/plan_document.h"
 #include "compiler/lower/interleave.h"
+#include "compiler/plan/layer_cost.h"
 #include "schedules/partition/stages.h"
 #include "tools/cli/exit.h"
 #include "tools/cli/options.h"

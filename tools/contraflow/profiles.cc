@@ -4,11 +4,13 @@
 #include <algorithm>
 #include <charconv>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
 #include "compiler/files/file.h"
 #include "compiler/plan/error.h"
+#include "compiler/plan/layer_cost.h"
 #include "tools/cli/exit.h"
 #include "tools/cli/options.h"
 #include "tools/cli/terminal.h"

@@ -3,11 +3,13 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <nlohmann/json.hpp>
 
 #include "compiler/files/cost_fields.h"
 #include "compiler/files/cost_io.h"
 #include "compiler/files/json.h"
 #include "compiler/files/plan_document.h"
+#include "compiler/plan/layer_cost.h"
 #include "tools/report/text.h"
 
 namespace contraflow {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cctype>
 #include <iterator>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
 #include <span>
@@ -11,6 +12,7 @@
 
 #include "compiler/files/json.h"
 #include "compiler/plan/error.h"
+#include "compiler/plan/layer_cost.h"
 #include "compiler/plan/text.h"
 
 namespace contraflow {
@@ -392,9 +394,9 @@ ModelShape ReadHfConfig(std::string_view text, const std::string& place) {
       ModelShape model = known.read({config, &taken, &read});
       model.model_type = name;
       model.defaults = std::move(taken);
-      ListUnread(document.value, read, &model.unread);
+      ListUnread(*document.value, read, &model.unread);
       if (read.contains("text_config")) {
-        ListUnread(document.value["text_config"], read, &model.unread);
+        ListUnread((*document.value)["text_config"], read, &model.unread);
       }
       return model;
     }

@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "compiler/plan/layer_cost.h"
 #include "tools/profile/layer_work.h"
 #include "tools/profile/work_builder.h"
 

@@ -5,6 +5,7 @@
 #include <iterator>
 
 #include "compiler/plan/error.h"
+#include "compiler/plan/layer_cost.h"
 
 namespace contraflow {
 namespace {

@@ -3,6 +3,7 @@
 #include <pybind11/stl.h>
 
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <utility>
 #include <vector>
 

@@ -3,6 +3,7 @@
 #include <pybind11/stl/filesystem.h>
 
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <utility>

@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <functional>
+#include <nlohmann/json.hpp>
 #include <utility>
 
 #include "compiler/files/plan_document.h"
+#include "compiler/plan/layer_cost.h"
 #include "compiler/plan/memory_limit.h"
 #include "schedules/compile.h"
 #include "schedules/partition/stages.h"

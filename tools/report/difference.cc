@@ -1,6 +1,7 @@
 #include "tools/report/difference.h"
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 
 #include "compiler/files/plan_document.h"
 #include "compiler/simulate/memory.h"

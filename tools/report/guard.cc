@@ -4,6 +4,7 @@
 #include <charconv>
 #include <cstdio>
 #include <filesystem>
+#include <nlohmann/json.hpp>
 #include <system_error>
 
 #include "compiler/files/json_builder.h"
@@ -319,7 +320,7 @@ LimitsFile ReadLimits(const std::string& text, const std::string& path) {
   LimitsFile file{path, LimitsOf(root), {}};
   if (const auto plans = root.Optional("plans")) {
     if (!plans->IsObject()) plans->Fail("must be an object: the path of a plan, and its limits");
-    for (const auto& [plan, limits] : document.value["plans"].items()) {
+    for (const auto& [plan, limits] : (*document.value)["plans"].items()) {
       const JsonCursor own(path, limits, "/plans/" + plan);
       own.Keys("limits", std::span(kKeys).first(std::size(kKeys) - 1));
       file.plans.emplace(plan, LimitsOf(own));

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <nlohmann/json.hpp>
 
 #include "compiler/files/plan_document.h"
 #include "tools/report/explanation.h"

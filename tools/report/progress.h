@@ -9,9 +9,10 @@
 
 #include "compiler/plan/plan.h"
 #include "compiler/plan/spec.h"
-#include "schedules/search_control.h"
 
 namespace contraflow {
+
+struct SearchControl;  // schedules/search_control.h
 
 /// Says on stderr what takes so long, while it lives: on a terminal, only after a second, in one
 /// line that is wiped at the end; where it is verbose and none, a line a second. Nothing may be

@@ -1,6 +1,7 @@
 #include "tools/report/report.h"
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 #include <utility>
 
 #include "compiler/files/plan_document.h"

@@ -2,6 +2,7 @@
 #include <cstdlib>
 #include <map>
 
+#include "compiler/plan/layer_cost.h"
 #include "compiler/plan/spec.h"
 #include "tools/report/report.h"
 #include "tools/report/text.h"

@@ -1,6 +1,7 @@
 #include "tools/report/standstill.h"
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 
 #include "compiler/files/plan_document.h"
 #include "tools/report/report.h"

@@ -2,9 +2,11 @@
 #include <charconv>
 #include <cmath>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <utility>
 
 #include "compiler/plan/error.h"
+#include "compiler/plan/layer_cost.h"
 #include "schedules/compile.h"
 #include "tools/cli/exit.h"
 #include "tools/report/comparison.h"

@@ -23,6 +23,7 @@
 #include "schedules/registry.h"
 #include "tests/emulator/emulated_gpu.h"
 #include "tests/emulator/test_gpu.h"
+#include "tests/runtime/gpu/gpu_plan.h"
 #include "tests/support/run_support.h"
 #include "tests/support/sanitized.h"
 #include "tests/support/support.h"

@@ -10,6 +10,7 @@
 
 #include "compiler/files/cost_io.h"
 #include "compiler/files/json.h"
+#include "compiler/plan/layer_cost.h"
 #include "compiler/simulate/simulate.h"
 #include "compiler/verify/verify.h"
 #include "schedules/compile.h"

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "compiler/plan/layer_cost.h"
 #include "tests/support/failure.h"
 #include "tests/tools/profile/profile_support.h"
 

@@ -9,6 +9,7 @@
 
 #include "compiler/files/cost_io.h"
 #include "compiler/files/profiles.h"
+#include "compiler/plan/layer_cost.h"
 #include "compiler/plan/value.h"
 #include "tests/support/failure.h"
 #include "tests/tools/profile/profile_support.h"

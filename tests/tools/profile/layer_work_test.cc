@@ -6,6 +6,7 @@
 #include <string>
 
 #include "compiler/files/profiles.h"
+#include "compiler/plan/layer_cost.h"
 #include "tests/tools/profile/profile_support.h"
 
 namespace contraflow::layer_work_test {

@@ -7,6 +7,7 @@
 
 #include "compiler/files/cost_io.h"
 #include "compiler/files/plan_io.h"
+#include "compiler/plan/layer_cost.h"
 #include "tests/runtime/launch/job.h"
 
 namespace contraflow::calibrate_test {

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "compiler/files/cost_io.h"
+#include "compiler/plan/layer_cost.h"
 #include "compiler/simulate/simulate.h"
 #include "runtime/host/reference_run.h"
 #include "runtime/launch/threaded_run.h"

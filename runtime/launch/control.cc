@@ -12,7 +12,7 @@
 namespace contraflow {
 namespace {
 
-/// Ahead of a main thread's bytes: what it is at.
+/// The first byte of a main thread's data.
 enum Operation : char { kGather = 'g', kBroadcast = 'b', kBarrier = 'w' };
 
 constexpr size_t kMaxBytes = size_t{1} << 30;
@@ -58,8 +58,8 @@ struct Control::State {
     links.Stop();  // its thread works for the watch
   }
 
-  /// Everybody's bytes go to rank 0, and, once all have come, what `answer` makes of them to
-  /// everybody. What came, by rank, on rank 0; the answer elsewhere.
+  /// Sends the bytes of all to rank 0, which sends `answer` of them to all. Returns the bytes by
+  /// rank on rank 0, the answer elsewhere.
   template <typename Answer>
   std::vector<std::string> Collect(Operation operation, std::string_view bytes,
                                    const Answer& answer);
@@ -127,7 +127,7 @@ void Control::OnStop(std::function<void()> wake) {
   State& state = *state_;
   const std::lock_guard wake_lock(state.watch.wake_mutex);
   LinkSet::Lock lock(state.links.mutex());
-  // If it stops from now on, the thread waits for this lock, and calls the new one.
+  // If the job stops from now on, the thread waits for this lock and calls the new one.
   state.watch.wake = std::move(wake);
   if (!state.watch.stopped()) return;
   const auto call = std::exchange(state.watch.wake, nullptr);
@@ -167,7 +167,7 @@ void Control::Fail(FaultKind kind, const std::string& what, int code) {
   State& state = *state_;
   LinkSet::Lock lock(state.links.mutex());
   if (state.watch.finished()) {
-    // Nobody watches any more: what happens now is this process's own.
+    // The watch is over: an error is this process's own.
     lock.unlock();
     if (!what.empty()) state.options.print(PlainText(state.options.prefix + what + "\n"));
     if (!state.options.exit) EndProcess(code == 0 ? 1 : code, 0);

@@ -14,19 +14,20 @@
 
 namespace contraflow {
 
-/// Watches over the processes of a job, from the thread that serves its connections: every process
-/// tells process 0 twice a second what it is doing, and process 0 leads. When a process fails, is lost (its connection closes, or it is silent for `silence`), is sent
-/// SIGINT, or does not stop in time when it is asked to, or when none of them has made progress for
-/// `timeout`, the leader stops all: their transports are aborted, each says what it was doing, the
-/// leader prints one report, and all exit with a code that is not 0. A process that has lost process
-/// 0 leads itself, and prints a line of its own. From the moment a process or
-/// the leader knows, this takes at most kStopBound, whatever the main threads do: then the process
-/// is ended under them.
+/// Watches over the processes of a job from the thread that serves its connections. Every process
+/// tells process 0 its position twice a second, and process 0 leads. It stops the job when
+///  - a process fails, or is lost (its connection closes, or it is silent for `silence`),
+///  - a process is sent SIGINT, or does not stop in time after another signal,
+///  - no process has made progress for `timeout`.
+/// The transports of all are aborted, each says its position, process 0 prints one report, and all
+/// exit with a code that is not 0. A process that has lost process 0 prints a line of its own. All
+/// this takes at most kStopBound from the first knowledge of a fault. Then the process is ended,
+/// whatever its main thread does.
 class Control {
  public:
   static constexpr std::chrono::milliseconds kStopBound{3'000};
-  /// The exit code of processes that stop because another was lost or none makes progress: nothing
-  /// is wrong with what they were given.
+  /// The exit code of processes that stop because another was lost or none makes progress: their
+  /// input has no error.
   static constexpr int kStoppedCode = 75;
 
   struct Options {
@@ -38,13 +39,13 @@ class Control {
     std::chrono::milliseconds grace{0};
     bool catch_signals = true;                       ///< one Control of a process may
     std::string prefix = "contraflow-run: error: ";  ///< of the report
-    /// What a process is called in the report, by its number in the job.
+    /// Names a process in the report, by its number in the job.
     std::function<std::string(int process)> name;
-    /// What this process is doing, without a period: "step 3, instruction 17 (RECV_F s1 m4 from=0):
-    /// waits for rank 0". Called from the control thread; must not wait.
+    /// Describes the position of this process, without a period: "step 3, instruction 17 (RECV_F s1
+    /// m4 from=0): waits for rank 0". Called under the mutex of the watch; must not wait.
     std::function<std::string(const Progress::Snapshot&)> describe;
-    /// Called by the main thread that waits for a process in Gather, Broadcast or Barrier: with its
-    /// number before, and with -1 behind it.
+    /// Called by a main thread that waits for a process in Gather, Broadcast or Barrier: with its
+    /// number before, and with -1 after.
     std::function<void(int process)> waiting;
     /// Prints the report; default: stderr. Called at most once, by the leader.
     std::function<void(const std::string& report)> print;
@@ -61,8 +62,8 @@ class Control {
   int rank() const;
   int size() const;
 
-  /// Called, from the control thread, when the job must stop: has to wake the main thread wherever
-  /// it waits. At most once; at once if that is so already. Replaces the one before.
+  /// Sets a call that wakes the main thread wherever it waits. The control thread calls it when the
+  /// job must stop, at most once; OnStop calls it if that is so already. Replaces the one before.
   void OnStop(std::function<void()> wake);
 
   /// All processes call these in the same order, from their main threads; they wait for each other.

@@ -1,18 +1,16 @@
 #pragma once
 
 #include <memory>
-#include <optional>
 #include <vector>
 
-#include "compiler/plan/plan.h"
 #include "runtime/core/devices.h"
-#include "runtime/core/executor.h"
 #include "runtime/core/progress.h"
 #include "runtime/core/rank_order.h"
 #include "runtime/core/step.h"
 #include "runtime/core/transport.h"
 #include "runtime/host/arenas.h"
 #include "runtime/launch/control.h"
+#include "runtime/launch/process_run.h"
 #include "runtime/launch/threaded_run.h"
 #include "runtime/stages/custom_backend.h"
 #include "runtime/stages/custom_stages.h"
@@ -25,46 +23,36 @@ namespace contraflow {
 class CustomRun : public CustomTraining {
  public:
   /// `stages` must outlive the run. Throws Error if a stage cannot be made.
-  CustomRun(const CustomStages& stages, ThreadNetwork::Options options, bool fill = kFillUnused);
+  CustomRun(const CustomStages& stages, const ThreadNetwork::Options& options,
+            bool fill = kFillUnused);
 
-  StepResult Step(int step) override;
-  const std::vector<Device>& devices() const override { return devices_; }
-  CustomDevice& At(Device device) override {
-    return backends_[DeviceNumber(plan_, device)]->device();
-  }
+  StepResult Step(int step) override { return threads_.Step(step); }
+  const std::vector<Device>& devices() const override { return threads_.devices(); }
+  CustomDevice& At(Device device) override { return threads_.At(device).device(); }
   std::unique_ptr<CustomTraining> NewBeside(const CustomStages& stages) override;
 
  private:
-  const Plan& plan_;
   const ThreadNetwork::Options options_;
-  ThreadNetwork network_;
-  const std::vector<Device> devices_;
-  std::vector<std::unique_ptr<CustomBackend>> backends_;  // by device
-  std::optional<Launch> launch_;
+  DeviceThreads<CustomBackend> threads_;
 };
 
 /// Trains custom stages with a plan on the host: this process is one of its devices, the others of
 /// the job are the others. Process 0 gets what all of them did.
 class CustomProcessRun : public CustomTraining {
  public:
-  /// The order has as many processes as the job. What is passed must outlive the run. Throws Error
+  /// The order has as many processes as the job. All arguments must outlive the run. Throws Error
   /// if a stage cannot be made.
   CustomProcessRun(const CustomStages& stages, const RankOrder& order, Transport& transport,
                    Control& control, Progress& progress, bool fill = kFillUnused);
 
-  StepResult Step(int step) override;
-  const std::vector<Device>& devices() const override { return devices_; }
-  CustomDevice& At(Device device) override;
+  StepResult Step(int step) override { return process_.Step(step); }
+  const std::vector<Device>& devices() const override { return process_.devices(); }
+  CustomDevice& At(Device device) override { return process_.At(device).device(); }
   /// All devices of the plan are threads of this process.
   std::unique_ptr<CustomTraining> NewBeside(const CustomStages& stages) override;
 
  private:
-  const Plan& plan_;
-  const RankOrder& order_;
-  Control& control_;
-  const std::vector<Device> devices_;
-  CustomBackend backend_;
-  Executor executor_;
+  DeviceProcess<CustomBackend> process_;
 };
 
 }  // namespace contraflow

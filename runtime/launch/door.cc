@@ -22,9 +22,9 @@ constexpr size_t kReasons = 8;  // that are told apart
 
 }  // namespace
 
-Door::Door(const Address& at, const MeetingPoint& point)
+Door::Door(const MeetingPoint& point)
     : point_(point),
-      listener_(Listen(at)),
+      listener_(Listen(point.address)),
       bell_(NewBell()),
       most_(2 * static_cast<size_t>(point.size) + 64),
       thread_(StartQuietly("those who connect", [this] { Run(); })) {}
@@ -35,7 +35,7 @@ Door::~Door() {
     over_ = true;
   }
   Ring(bell_);
-  thread_.join();  // from here on nobody is let in
+  thread_.join();  // nobody is let in any more
   std::unique_lock lock(mutex_);
   for (const Caller& caller : callers_) (void)shutdown(caller.fd, SHUT_RDWR);
   changed_.wait(lock, [&] { return callers_.empty(); });
@@ -47,19 +47,6 @@ std::optional<Door::Visitor> Door::Next(Clock::time_point until) {
   Visitor visitor = std::move(visitors_.front());
   visitors_.pop_front();
   return visitor;
-}
-
-void Door::Refuse(const Address& from, const std::string& reason) {
-  const std::string text = from.host + " (" + reason;
-  const std::lock_guard lock(mutex_);
-  const auto found = refused_.find(text);
-  if (found != refused_.end()) {
-    ++found->second;
-  } else if (refused_.size() < kReasons) {
-    refused_[text] = 1;
-  } else {
-    ++more_refused_;
-  }
 }
 
 std::string Door::Refused() {
@@ -82,7 +69,7 @@ void Door::Run() {
   for (;;) {
     pollfd polled[2] = {{bell_.fd(), POLLIN, 0}, {listener_.fd(), POLLIN, 0}};
     const bool room = MakeRoom();
-    // Others wait outside, in the system's queue.
+    // Others wait in the system's queue.
     poll(polled, room ? 2 : 1, room ? 200 : 20);
     {
       const std::lock_guard lock(mutex_);
@@ -92,14 +79,14 @@ void Door::Run() {
     try {
       while (Socket socket = Accept(listener_)) LetIn(std::move(socket));
     } catch (const Error&) {
-      // The system has no more: those who are here must go first.
+      // The system has no room: callers that are here must go first.
       const std::lock_guard lock(mutex_);
       most_ = std::max<size_t>(1, callers_.size());
     }
   }
 }
 
-/// Whether another may come in. Where there are too many the oldest goes, unless it has just come.
+/// Returns whether another may come in. The oldest of too many goes, unless it has just come.
 bool Door::MakeRoom() {
   const std::lock_guard lock(mutex_);
   if (callers_.size() < most_) return true;
@@ -148,15 +135,18 @@ void Door::Answer(Callers::iterator caller, Socket socket) {
   } catch (const std::bad_alloc&) {
     reason = "came when memory was short";
   }
-  if (!reason.empty()) Refuse(visitor.from, reason);
-  // Before the descriptor can belong to another, nobody may shut it down any more; and the last of
-  // this thread's calls on the door is under the lock.
+  // The descriptor must not be shut down once it can be another's. This thread's last call on the
+  // door is under the lock.
   const std::lock_guard lock(mutex_);
   callers_.erase(caller);
-  if (reason.empty() && visitor.claim.purpose != Purpose::kAsk && !answer_) {
+  if (!reason.empty()) {
+    const std::string text = visitor.from.host + " (" + reason;
+    const bool room = refused_.size() < kReasons || refused_.contains(text);
+    ++(room ? refused_[text] : more_refused_);
+  } else if (visitor.claim.purpose != Purpose::kAsk && !answer_) {
     try {
-      // So few bytes never wait. Who has heard them is here for Next: nobody is welcome and then
-      // forgotten.
+      // So few bytes never wait. The welcome and the place in the queue are one: a visitor that was
+      // welcome is never forgotten.
       Say(&visitor.stream, Word::kWelcome, "", Clock::now());
       visitors_.push_back(std::move(visitor));
     } catch (const std::exception&) {
@@ -188,7 +178,7 @@ void Door::Admit(Visitor* visitor) {
   if (!asks) return RequireFit(visitor->claim);
   Say(stream, Word::kWelcome, "", deadline);
   Say(stream, Word::kStatus, answer(), deadline);
-  // Once closed here, the connection would show its user to nobody any more.
+  // A connection that is closed here first does not show its user any more.
   std::array<std::byte, 1> nothing;
   try {
     stream->ReadAll(nothing, Clock::now() + std::chrono::seconds(1));
@@ -197,7 +187,7 @@ void Door::Admit(Visitor* visitor) {
   }
 }
 
-/// Throws where a process that belongs to the job is not one of this meeting.
+/// Throws if a process of the job does not belong to this meeting.
 void Door::RequireFit(const Claim& claim) {
   if (claim.size != point_.size) {
     throw ToldError("rank " + std::to_string(claim.from) + " was started as one of " +

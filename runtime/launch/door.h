@@ -14,34 +14,34 @@
 
 namespace contraflow {
 
-/// The listener of rank 0. Whoever comes is heard on a thread of its own and has 10 seconds to
-/// prove that it belongs to the job; none waits for another. What does not prove it changes
-/// nothing.
+/// The listener of rank 0. Every caller is heard on a thread of its own and has 10 seconds to prove
+/// that it belongs to the job. A caller that does not prove it changes nothing.
 class Door {
  public:
-  /// Who has proven it; its claim fits the job.
+  /// A process of the job; its claim fits.
   struct Visitor {
     Stream stream;
     Claim claim;
     Address from;
   };
 
-  Door(const Address& at, const MeetingPoint& point);
+  /// Listens at the point's address.
+  explicit Door(const MeetingPoint& point);
   Door(const Door&) = delete;
   ~Door();
 
   Address address() const { return LocalAddress(listener_); }
   /// The next one, or none at the deadline.
   std::optional<Visitor> Next(Clock::time_point until);
-  /// Who was sent away, and why: "10.0.0.7 (does not speak this protocol; 3 times)", or "".
+  /// Names all that were sent away, with the reasons: "10.0.0.7 (does not speak this protocol; 3
+  /// times)", or "".
   std::string Refused();
-  void Refuse(const Address& from, const std::string& reason);
-  /// The meeting is over: who comes now may ask what the job does, and nothing else. `answer` is
-  /// called on threads of the door.
+  /// The meeting is over: a process that comes now may ask for the status of the job, and no more.
+  /// `answer` is called on threads of the door.
   void Serve(std::function<std::string()> answer);
 
  private:
-  /// Someone who has come and proven nothing yet.
+  /// A connection that has proven nothing yet.
   struct Caller {
     int fd;
     Clock::time_point since;
@@ -63,7 +63,7 @@ class Door {
   std::condition_variable changed_;
   Callers callers_;  // the oldest first
   std::deque<Visitor> visitors_;
-  std::map<std::string, int> refused_;
+  std::map<std::string, int> refused_;  // times by host and reason
   int more_refused_ = 0;
   std::function<std::string()> answer_;
   bool over_ = false;

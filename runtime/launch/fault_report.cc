@@ -164,7 +164,6 @@ std::string StandingLines(const ProcessName& name, const std::vector<Standing>& 
   std::string text;
   for (size_t p = 0; p < standings.size(); ++p) {
     const Standing& standing = standings[p];
-    if (standing.kind == Standing::Kind::kUnwatched) continue;
     const std::string at = standing.position + " since " + SecondsText(standing.since);
     text += line(name(static_cast<int>(p)), standing.position.empty() ? "not heard from yet" : at);
   }

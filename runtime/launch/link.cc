@@ -13,7 +13,7 @@
 namespace contraflow {
 namespace {
 
-/// Bytes of short messages that the other side has not taken: more than any job has under way.
+/// Bytes of short messages that the other side has not taken; more than any job has under way.
 constexpr size_t kMaxShort = size_t{16} << 20;
 constexpr size_t kMaxLong = size_t{1} << 30;
 
@@ -42,7 +42,7 @@ void Link::PutLong(uint8_t channel, std::string bytes) {
 
 bool Link::writes() const {
   return open() && !mute_ &&
-         (written_ < writing_.size() || !short_.empty() || !long_.empty() || (ending_ && !ended_));
+         (written_ < writing_.size() || !short_.empty() || !long_.empty() || ending_);
 }
 
 /// The next bytes to be written: all short messages, and a piece of a long one.
@@ -70,13 +70,13 @@ void Link::Write() {
           std::as_bytes(std::span(writing_.data() + written_, writing_.size() - written_)));
       if (written_ < writing_.size()) return;
     }
-    if (ending_ && !ended_ && short_.empty() && long_.empty()) {
+    if (ending_ && short_.empty() && long_.empty()) {
       stream_.EndSending();
-      ended_ = true;
+      mute_ = true;
     }
   } catch (const Stream::Closed&) {
-    // What it said before it went, perhaps why, is still to be read; the end comes after that. If
-    // it has not gone, it learns here that this one does not speak any more.
+    // Its last messages, perhaps its reason, are still to be read; the end comes after them. If it
+    // still lives, it learns here that this side is mute.
     mute_ = true;
     (void)shutdown(fd(), SHUT_WR);
   }
@@ -102,9 +102,8 @@ void Link::Read() {
       begin += frame.bytes;
     }
     read_.erase(0, begin);
-  } catch (const Stream::Closed& error) {
-    left_ = open();
-    Close(error.what());
+  } catch (const Stream::Closed&) {
+    Close("its connection closed (it was killed, or its machine is gone)");
   } catch (const Error& error) {
     Close(error.what());
   }
@@ -120,7 +119,7 @@ void Link::Hear(const Frame& frame, std::string_view bytes) {
 void Link::Close(const std::string& reason) {
   if (!open()) return;
   reason_ = reason;
-  // The other side may not know what this one saw.
+  // The other side may not know that the connection is lost.
   stream_.Shutdown();
   stream_ = Stream();
 }

@@ -25,35 +25,33 @@ struct Frame {
 };
 static_assert(sizeof(Frame) == 8);
 
-/// One connection of the watch. Short messages overtake long ones. Never waits. Nothing that the
-/// other side says sizes, indexes or frees memory before it is checked. Used by one thread at a
-/// time.
+/// One connection of the watch. Short messages overtake long ones. Never waits. All that the other
+/// side says is checked before it sizes, indexes or frees memory. Used by one thread at a time.
 class Link {
  public:
-  /// Takes a whole message. Throws Error where the other side says what no process of a job says.
+  /// Takes a whole message. Throws Error if no process of a job sends it.
   using Take = std::function<void(int process, uint8_t channel, std::string bytes)>;
 
   /// `process` is at the other end.
   Link(int process, Stream stream, Take take);
 
   bool open() const { return static_cast<bool>(stream_); }
-  /// Why it is closed, and whether the other side just went.
+  /// Why it is closed.
   const std::string& reason() const { return reason_; }
-  bool left() const { return left_; }
   int fd() const { return stream_.fd(); }
-  /// When something came last.
+  /// Time at which the last bytes came.
   Clock::time_point heard() const { return heard_; }
   void Excuse(Clock::time_point now) { heard_ = now; }
 
-  /// A message of at most kMaxPiece bytes, ahead of all that is long.
+  /// Sends a message of at most kMaxPiece bytes, ahead of all long ones.
   void Put(uint8_t channel, std::string_view bytes);
-  /// A message of any length, after those before it.
+  /// Sends a message of any length, after the long ones before it.
   void PutLong(uint8_t channel, std::string bytes);
 
-  /// Whether something is left to be written.
+  /// Whether bytes are left to be written.
   bool writes() const;
-  /// Write as much as the connection takes, read what is there. A connection that has been read to
-  /// its end, or brings what is not of this job, is closed.
+  /// Write as much as the connection takes, and read all that is there. A connection is closed at
+  /// its end, and when it brings a message that is not of this job.
   void Write();
   void Read();
 
@@ -75,13 +73,12 @@ class Link {
   Stream stream_;
   const Take take_;
   std::string reason_;
-  bool left_ = false;
   Clock::time_point heard_ = Clock::now();
   std::string short_, writing_;  // frames; those under way
   size_t written_ = 0;
   std::deque<Message> long_;
-  bool ending_ = false, ended_ = false;
-  bool mute_ = false;   // nothing can be written any more
+  bool ending_ = false;
+  bool mute_ = false;   // nothing is written any more
   std::string read_;    // bytes of a frame that has not come whole
   std::string pieces_;  // of a long message
 };

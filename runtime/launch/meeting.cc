@@ -17,8 +17,8 @@ namespace {
 
 using std::chrono::milliseconds;
 
-/// How long guests leave the last word to the host, which knows more of the others. Only who is cut
-/// off uses it up, so it is long enough for a machine that has more to do than it can.
+/// Guests leave the last word to the host for so long, since it knows more of the others. A guest
+/// that is cut off waits for all of it, so it suffices on a busy machine.
 constexpr milliseconds kGuestGrace{6'000};
 constexpr milliseconds kLook{20}, kRetry{50};
 
@@ -37,15 +37,12 @@ std::string RankNames(const std::vector<int>& ranks) {
   return (ranks.size() == 1 ? "rank " : "ranks ") + text;
 }
 
-/// Whether something can be read now.
-bool Speaks(const Stream& stream) { return AwaitReady(stream.socket(), false, Clock::now()); }
-
 class Host {
  public:
   explicit Host(const MeetingPoint& point)
       : point_(point),
         deadline_(Clock::now() + point.timeout),
-        door_(std::make_unique<Door>(point.address, point)),
+        door_(std::make_unique<Door>(point)),
         here_(door_->address()),
         guests_(static_cast<size_t>(point.size)) {
     const bool every = here_.host == "::" || here_.host == "0.0.0.0";
@@ -88,9 +85,10 @@ class Host {
       while ((visitor = door_->Next(Clock::now())));
     }
     for (size_t rank = 1; rank < guests_.size(); ++rank) {
-      if (guests_[rank].stream && Speaks(guests_[rank].stream)) HearGuest(rank);
+      const Stream& stream = guests_[rank].stream;
+      if (stream && AwaitReady(stream.socket(), false, Clock::now())) HearGuest(rank);
     }
-    if (Clock::now() >= deadline_) RequireAll();
+    if (Clock::now() >= deadline_ && !Missing().empty()) GiveUp();
   }
 
   void Welcome(Door::Visitor* visitor) {
@@ -134,8 +132,7 @@ class Host {
     return ranks;
   }
 
-  void RequireAll() {
-    if (Missing().empty()) return;
+  [[noreturn]] void GiveUp() {
     const std::string refused = door_->Refused();
     throw Error(RankNames(Missing()) + " of " + std::to_string(point_.size) +
                 " did not reach rank 0 at " + here_.Text() + " within " +
@@ -178,7 +175,7 @@ class GuestVisit {
       try {
         socket = Connect(point_.address, deadline_);
       } catch (const Error& error) {
-        // It may have given up a moment before this one: what it did before tells more.
+        // It may have given up a moment before: its earlier behaviour tells more.
         if (answered) break;
         throw Error(std::string(error.what()) + ", for " + SecondsText(point_.timeout) +
                     "; rank 0 must run there and be reachable: check MASTER_ADDR, MASTER_PORT and "

@@ -14,7 +14,7 @@ struct Membership {
   int rank = 0, size = 1;
   /// By rank: of rank 0 to every other process; of the others to rank 0.
   std::vector<Stream> links;
-  /// Rank 0's, where one may ask what the job does; null elsewhere.
+  /// Answers those who ask for the status of the job, on rank 0; null elsewhere.
   std::unique_ptr<Door> door;
 };
 
@@ -31,15 +31,15 @@ struct MeetingLost : ToldError {
 
 /// Meets the other processes at rank 0 over TCP (the README has the protocol). Returns on every
 /// process when all have come. Connections that do not prove that they belong to the job are
-/// closed and change nothing. Throws Error, with the remedy: the port is taken, nobody answers,
-/// what answers is none of the job or belongs to one of another size; on rank 0 which ranks did not
-/// come in time and whom it refused meanwhile and why; two processes that say they are the same
-/// rank. A failure that rank 0 sees is told to those who have come, which throw the same text
-/// (MeetingOver).
+/// closed and change nothing. Throws Error, with the remedy:
+///  - the port is taken, nobody answers, another program or a job of another size answers,
+///  - two processes say that they are the same rank,
+///  - on rank 0, some ranks did not come in time; names them and all that it refused.
+/// Rank 0 tells its failure to all that have come; they throw the same text (MeetingOver).
 Membership Meet(const MeetingPoint& point);
 
-/// What a job that runs says about itself: asks its rank 0 at point.address, with the secret or as
-/// the user of the job. Throws Error if nobody answers there, or who answers does not tell.
+/// Returns the status of a job that runs. Asks its rank 0 at point.address, with the secret or as
+/// the user of the job. Throws Error if nobody answers there, or answers without a status.
 std::string AskJob(const MeetingPoint& point);
 
 }  // namespace contraflow

@@ -14,11 +14,18 @@ namespace {
 
 constexpr size_t kMostFacts = 1000;
 
-/// The first fact in which the two differ, by its place in the longer list; its size if in none.
+/// Returns the place of the first fact in which the two differ; the size of the shorter if in none.
 size_t FirstDifference(const std::vector<Fact>& a, const std::vector<Fact>& b) {
   size_t i = 0;
   while (i < a.size() && i < b.size() && a[i].noun == b[i].noun && a[i].key == b[i].key) ++i;
   return i;
+}
+
+/// Returns the plan, whose devices are the processes of the job.
+const Plan& CheckProcesses(const Plan& plan, const Control& control) {
+  CheckExecutable(plan);
+  CF_ASSERT(DeviceCount(plan) == static_cast<size_t>(control.size()));
+  return plan;
 }
 
 }  // namespace
@@ -56,7 +63,7 @@ std::string Disagreement(std::span<const std::vector<Fact>> by_process,
       continue;
     }
     if (i == mine.size() || i == first.size() || mine[i].noun != first[i].noun) {
-      // Only processes of different builds list different facts.
+      // Different builds alone list different facts.
       text = who + " runs another build than " + name(0) + "; start the same program everywhere";
       continue;
     }
@@ -65,17 +72,6 @@ std::string Disagreement(std::span<const std::vector<Fact>> by_process,
   }
   return text + others;
 }
-
-namespace {
-
-/// The plan, if the processes of the job are its devices.
-const Plan& CheckProcesses(const Plan& plan, const Control& control) {
-  CheckExecutable(plan);
-  CF_ASSERT(DeviceCount(plan) == static_cast<size_t>(control.size()));
-  return plan;
-}
-
-}  // namespace
 
 std::string WriteDeviceStep(const DeviceStep& step) {
   ByteWriter bytes;
@@ -112,9 +108,9 @@ std::vector<DeviceStep> GatherSteps(const Plan& plan, const RankOrder& order, Co
   for (size_t process = 0; process < all.size(); ++process) {
     const Device device = order.DeviceOf(static_cast<int>(process));
     DeviceStep& step = steps[DeviceNumber(plan, device)] = ReadDeviceStep(all[process]);
-    // A span for each instruction, or none.
-    const size_t spans = step.spans.size();
-    if (spans != 0 && spans != plan.program(device.rank).size()) {
+    // A step has a span for each instruction; a step that was not timed has none.
+    const size_t spans = here.spans.empty() ? 0 : plan.program(device.rank).size();
+    if (step.spans.size() != spans) {
       throw Error("the record of a step is another plan's");
     }
   }
@@ -134,22 +130,7 @@ std::unique_ptr<SharedMemory> ShareMemory(Control& control, int64_t message_byte
   return memory;
 }
 
-ProcessRun::ProcessRun(const Plan& plan, const Model& model, const Dataset& dataset, uint64_t seed,
-                       const RankOrder& order, Transport& transport, Control& control,
-                       Progress& progress, bool fill)
-    : plan_(CheckProcesses(plan, control)),
-      order_(order),
-      control_(control),
-      clips_(model.clip > 0),
-      devices_{order.DeviceOf(control.rank())},
-      backend_(plan, model, dataset, seed, devices_[0], transport, fill),
-      executor_(plan, devices_[0].rank, backend_, transport, &progress) {
-  ReserveForRanks(1);
-}
-
-std::vector<DeviceStep> WalkAndGather(const Plan& plan, const RankOrder& order, Control& control,
-                                      Device device, int step, Executor* executor,
-                                      const std::function<DeviceStep(std::vector<Span>)>& results) {
+void Walk(const Plan& plan, Device device, int step, Executor* executor) {
   try {
     executor->Run(step, Clock::now());
   } catch (const Aborted&) {
@@ -157,34 +138,31 @@ std::vector<DeviceStep> WalkAndGather(const Plan& plan, const RankOrder& order, 
   } catch (...) {
     std::rethrow_exception(NamingDevice(plan, device, std::current_exception()));
   }
-  std::vector<DeviceStep> steps = GatherSteps(plan, order, control, results(executor->spans()));
-  for (size_t d = 0; d < steps.size(); ++d) {
-    const size_t rank = d % static_cast<size_t>(plan.ranks);
-    if (steps[d].spans.size() != plan.programs[rank].size()) {
-      throw Error("the record of a step is of another program than rank " + std::to_string(rank) +
-                  "'s");
-    }
-  }
-  return steps;
+}
+
+ProcessRun::ProcessRun(const Plan& plan, const Model& model, const Dataset& dataset, uint64_t seed,
+                       const RankOrder& order, Transport& transport, Control& control,
+                       Progress& progress, bool fill)
+    : control_(control),
+      clips_(model.clip > 0),
+      process_(CheckProcesses(plan, control), order, transport, control, progress,
+               [&](Device device) {
+                 return std::make_unique<HostBackend>(plan, model, dataset, seed, device, transport,
+                                                      fill);
+               }) {
+  ReserveForRanks(1);
 }
 
 StepResult ProcessRun::Step(int step) {
   const Clock::time_point start = Clock::now();
-  const std::vector<DeviceStep> steps =
-      WalkAndGather(plan_, order_, control_, devices_[0], step, &executor_,
-                    [this](std::vector<Span> spans) { return backend_.Results(std::move(spans)); });
-  StepResult result = JoinDevices(plan_, steps, 0);
+  StepResult result = process_.Step(step);
   if (clips_) {
     const std::string norm = control_.Broadcast(ByteWriter().Put(result.gradient_norm).Take());
-    backend_.ClippedStep(ByteReader(norm, "the norm of the gradients is").Take<double>());
+    process_.At(devices()[0])
+        .ClippedStep(ByteReader(norm, "the norm of the gradients is").Take<double>());
   }
   result.duration = Nanoseconds(Clock::now() - start);
   return result;
-}
-
-HostBackend& ProcessRun::At(Device device) {
-  CF_ASSERT(device == devices_[0]);
-  return backend_;
 }
 
 std::string DescribeProgress(const Plan* plan, const RankOrder* order, int process,
@@ -193,7 +171,7 @@ std::string DescribeProgress(const Plan* plan, const RankOrder* order, int proce
   std::string text = "step " + std::to_string(at.step);
   const Device device = order->DeviceOf(process);
   const Program& program = plan->program(device.rank);
-  // Fields are read one by one while they change, so none is trusted.
+  // The fields change while they are read, so none is trusted.
   const auto known = [&](int64_t i) { return i >= 0 && i < static_cast<int64_t>(program.size()); };
   const auto named = [&](int64_t i) {
     return "instruction " + std::to_string(i) + " (" + ToString(program[static_cast<size_t>(i)]) +

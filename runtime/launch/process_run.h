@@ -8,10 +8,14 @@
 #include <string_view>
 #include <vector>
 
+#include "compiler/plan/error.h"
 #include "compiler/plan/plan.h"
+#include "runtime/core/devices.h"
 #include "runtime/core/executor.h"
 #include "runtime/core/progress.h"
 #include "runtime/core/rank_order.h"
+#include "runtime/core/step.h"
+#include "runtime/core/transport.h"
 #include "runtime/host/backend.h"
 #include "runtime/host/run.h"
 #include "runtime/launch/control.h"
@@ -19,44 +23,94 @@
 
 namespace contraflow {
 
-/// Something that all processes of a job must have alike before its first step.
+/// A fact that all processes of a job must have alike before its first step.
 struct Fact {
   std::string noun;   ///< "plan", "seed", ...
-  std::string key;    ///< what is compared
-  std::string shown;  ///< how a message shows it, e.g. with the path; may differ
+  std::string key;    ///< the text that is compared
+  std::string shown;  ///< the text of a message, e.g. with the path; may differ
 
   bool operator==(const Fact&) const = default;
 };
 
-/// The facts of a process as bytes, for another one, and back. ReadFacts throws Error if they are
-/// no such facts.
+/// Turn the facts of a process into bytes for another one, and back. ReadFacts throws Error if the
+/// bytes are no facts.
 std::string WriteFacts(std::span<const Fact> facts);
 std::vector<Fact> ReadFacts(std::string_view bytes);
 
-/// "" if all processes have the same facts as process 0, else what the first that has not has
-/// differently, with both values, and who else does not agree. Facts are compared in their order:
-/// what explains others comes first. `name` is what a process is called.
+/// Returns "" if all processes have the facts of process 0. Otherwise names the first process that
+/// has not, its first fact that differs with both values, and the other processes that disagree.
+/// Facts are compared in their order. `name` gives the name of a process.
 std::string Disagreement(std::span<const std::vector<Fact>> by_process,
                          const std::function<std::string(int process)>& name);
-
-/// Walks a step of this process's device; then all processes gather what the devices did, by
-/// DeviceNumber, in process 0. An error names the device. `results` makes the device's step of the
-/// times that its instructions took.
-std::vector<DeviceStep> WalkAndGather(const Plan& plan, const RankOrder& order, Control& control,
-                                      Device device, int step, Executor* executor,
-                                      const std::function<DeviceStep(std::vector<Span>)>& results);
 
 /// Maps memory that all processes of a job share, for wires with messages of `message_bytes`
 /// between stages. All processes call it, and none returns before all have it. Throws Error where
 /// this one cannot reach it, Aborted where another cannot.
 std::unique_ptr<SharedMemory> ShareMemory(Control& control, int64_t message_bytes);
 
+/// Says for a report at which place a process is: "step 3, instruction 17 (RECV_F s1 m4 from=0),
+/// waits for rank 0". `plan` may be null: not known yet.
+std::string DescribeProgress(const Plan* plan, const RankOrder* order, int process,
+                             const Progress::Snapshot& at);
+
+/// Turn a step of a device into bytes for another process, and back. ReadDeviceStep throws Error if
+/// the bytes are no step.
+std::string WriteDeviceStep(const DeviceStep& step);
+DeviceStep ReadDeviceStep(std::string_view bytes);
+
+/// Returns the steps of all devices of a job, by DeviceNumber, in process 0; in the others none.
+/// All processes call it, each with its own. Throws Error if one has the spans of another plan.
+std::vector<DeviceStep> GatherSteps(const Plan& plan, const RankOrder& order, Control& control,
+                                    const DeviceStep& here);
+
+/// Walks a step of a device in this thread. An error names the device.
+void Walk(const Plan& plan, Device device, int step, Executor* executor);
+
+/// One device of a plan on the host, with a backend of kind B: this process of a job.
+template <typename B>
+class DeviceProcess {
+ public:
+  /// `make(device)` returns the backend. All arguments but `make` must outlive it.
+  template <typename Make>
+  DeviceProcess(const Plan& plan, const RankOrder& order, Transport& transport, Control& control,
+                Progress& progress, const Make& make)
+      : plan_(plan),
+        order_(order),
+        control_(control),
+        devices_{order.DeviceOf(control.rank())},
+        backend_(make(devices_[0])),
+        executor_(plan, devices_[0].rank, *backend_, transport, &progress) {}
+
+  /// Walks a step; then all processes gather the steps of all devices in process 0. An error names
+  /// the device.
+  StepResult Step(int step) {
+    const Clock::time_point start = Clock::now();
+    Walk(plan_, devices_[0], step, &executor_);
+    const DeviceStep here = backend_->Results(executor_.spans());
+    const std::vector<DeviceStep> steps = GatherSteps(plan_, order_, control_, here);
+    return JoinDevices(plan_, steps, Nanoseconds(Clock::now() - start));
+  }
+  const std::vector<Device>& devices() const { return devices_; }
+  B& At(Device device) const {
+    CF_ASSERT(device == devices_[0]);
+    return *backend_;
+  }
+
+ private:
+  const Plan& plan_;
+  const RankOrder& order_;
+  Control& control_;
+  const std::vector<Device> devices_;
+  const std::unique_ptr<B> backend_;
+  Executor executor_;
+};
+
 /// Trains with a plan on the host: this process is one of its devices, the others of the job are
 /// the others. Process 0 gets what all of them did.
 class ProcessRun : public Run {
  public:
   /// The plan is sound (Verify), the model fitted to its stages, and the order has as many
-  /// processes as the job. What is passed must outlive the run. With `fill` memory without a value
+  /// processes as the job. All arguments must outlive the run. With `fill` memory without a value
   /// is full of NaN. Throws Error if the plan cannot be executed or memory does not suffice.
   ProcessRun(const Plan& plan, const Model& model, const Dataset& dataset, uint64_t seed,
              const RankOrder& order, Transport& transport, Control& control, Progress& progress,
@@ -64,32 +118,13 @@ class ProcessRun : public Run {
 
   /// All processes begin together (Control::Barrier), as their measured times count from there.
   StepResult Step(int step) override;
-  const std::vector<Device>& devices() const override { return devices_; }
-  HostBackend& At(Device device) override;
+  const std::vector<Device>& devices() const override { return process_.devices(); }
+  HostBackend& At(Device device) override { return process_.At(device); }
 
  private:
-  const Plan& plan_;
-  const RankOrder& order_;
   Control& control_;
   const bool clips_;
-  const std::vector<Device> devices_;
-  HostBackend backend_;
-  Executor executor_;
+  DeviceProcess<HostBackend> process_;
 };
-
-/// What a process does, for a report: "step 3, instruction 17 (RECV_F s1 m4 from=0), waits for
-/// rank 0". `plan` may be null: not known yet.
-std::string DescribeProgress(const Plan* plan, const RankOrder* order, int process,
-                             const Progress::Snapshot& at);
-
-/// A step of a device as bytes, for other processes, and back. Throws Error if they are no such
-/// step.
-std::string WriteDeviceStep(const DeviceStep& step);
-DeviceStep ReadDeviceStep(std::string_view bytes);
-
-/// The steps of all devices of a job, by DeviceNumber, in process 0; in the others nothing. All
-/// processes call it, each with its own.
-std::vector<DeviceStep> GatherSteps(const Plan& plan, const RankOrder& order, Control& control,
-                                    const DeviceStep& here);
 
 }  // namespace contraflow

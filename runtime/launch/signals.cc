@@ -8,17 +8,13 @@
 #include <atomic>
 #include <cerrno>
 #include <climits>
-#include <csignal>
 #include <cstdint>
 #include <cstring>
-#include <iterator>
 
 #include "compiler/plan/error.h"
 
 namespace contraflow {
 namespace {
-
-constexpr int kCaught[] = {SIGTERM, SIGINT, SIGUSR1, SIGUSR2, SIGHUP, SIGXCPU};
 
 std::atomic<int> caught = 0;
 std::atomic<bool> catching = false;
@@ -36,15 +32,10 @@ extern "C" void NoteSignal(int signal) {
 
 }  // namespace
 
-struct SignalCatcher::Old {
-  struct sigaction actions[std::size(kCaught)];
-};
-
-SignalCatcher::SignalCatcher() : old_(new Old{}) {
+SignalCatcher::SignalCatcher() {
   CF_ASSERT(!catching.exchange(true));
   if (signal_bell < 0) signal_bell = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
   if (signal_bell < 0) {
-    delete old_;
     catching = false;
     throw Error(std::string("cannot watch for signals: ") + std::strerror(errno) +
                 "; raise the limit of open files (ulimit -n)");
@@ -55,16 +46,13 @@ SignalCatcher::SignalCatcher() : old_(new Old{}) {
   action.sa_flags = SA_RESTART;
   ::sigemptyset(&action.sa_mask);
   for (size_t i = 0; i < std::size(kCaught); ++i) {
-    ::sigaction(kCaught[i], nullptr, &old_->actions[i]);
-    if (old_->actions[i].sa_handler != SIG_IGN) ::sigaction(kCaught[i], &action, nullptr);
+    ::sigaction(kCaught[i], nullptr, &old_[i]);
+    if (old_[i].sa_handler != SIG_IGN) ::sigaction(kCaught[i], &action, nullptr);
   }
 }
 
 SignalCatcher::~SignalCatcher() {
-  for (size_t i = 0; i < std::size(kCaught); ++i) {
-    ::sigaction(kCaught[i], &old_->actions[i], nullptr);
-  }
-  delete old_;
+  for (size_t i = 0; i < std::size(kCaught); ++i) ::sigaction(kCaught[i], &old_[i], nullptr);
   catching = false;
 }
 
@@ -115,7 +103,7 @@ void EndProcess(int code, int signal) {
 
 void PrintReport(const std::string& report) {
   for (size_t at = 0; at < report.size();) {
-    // Who does not read it, keeps nobody from the end. A pipe that can be written to takes so much.
+    // A reader that does not read must not delay the end. A writable pipe takes PIPE_BUF bytes.
     pollfd room{STDERR_FILENO, POLLOUT, 0};
     if (::poll(&room, 1, 500) == 0) return;
     const size_t piece = std::min<size_t>(PIPE_BUF, report.size() - at);

@@ -1,7 +1,9 @@
 #pragma once
 
 #include <chrono>
+#include <csignal>
 #include <ctime>
+#include <iterator>
 #include <optional>
 #include <string>
 
@@ -22,15 +24,15 @@ class SignalCatcher {
   int Take();
 
  private:
-  struct Old;
-  Old* old_;
+  static constexpr int kCaught[] = {SIGTERM, SIGINT, SIGUSR1, SIGUSR2, SIGHUP, SIGXCPU};
+  struct sigaction old_[std::size(kCaught)];
 };
 
 /// `SIGTERM`.
 std::string SignalName(int signal);
 
-/// Has the kernel kill this process unless it is destroyed before: what remains when no thread of
-/// the process can be trusted any more.
+/// Has the kernel kill this process unless it is destroyed before, whatever the process's threads
+/// do.
 class Backstop {
  public:
   explicit Backstop(std::chrono::milliseconds after);
@@ -41,11 +43,11 @@ class Backstop {
   std::optional<timer_t> timer_;
 };
 
-/// Ends the process without its destructors, and without what stdio has not written, which may
-/// wait: by the signal as if nobody had caught it, or, where that is 0, with the code.
+/// Ends the process by the signal, or with the code if that is 0. Runs no destructors and does not
+/// flush stdio, which may wait.
 [[noreturn]] void EndProcess(int code, int signal);
 
-/// Writes to stderr; what nobody reads within half a second is dropped.
+/// Writes to stderr. Drops the rest if nobody reads for half a second.
 void PrintReport(const std::string& report);
 
 }  // namespace contraflow

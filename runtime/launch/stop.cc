@@ -20,10 +20,11 @@
 
 namespace contraflow {
 
+/// Begins the stop of the job, or its end.
 void Watch::Decide() {
   if (faults_.empty()) {
     const auto finished = [](const Member& member) { return member.finished; };
-    if (rank_ == 0 && finish_told_ && AllWatched(finished)) BeginFinishing();
+    if (rank_ == 0 && AllWatched(finished)) BeginFinishing();
     return;
   }
   const size_t cause = CauseOf(faults_);
@@ -31,19 +32,21 @@ void Watch::Decide() {
   Stop(Fault(faults_[cause]));
 }
 
+/// Gathers the last words.
 void Watch::GoOn() {
   const bool late = now_ >= stopped_at_ + options_.bound * 2 / 15;
-  if ((!answered_ && (failing_ || leave_ || late)) || (failed_ && !error_told_)) SayWords();
-  if (!Leads() || reported_) return;
+  if (!At(rank_).answered && (failing_ || leave_ || late)) SayWords();
+  if (!Leads()) return;
   const bool all = AllWatched([](const Member& member) { return member.answered || member.lost; });
   if (all || now_ >= stopped_at_ + options_.bound / 5) Report();
 }
 
+/// Ends this process within the bound.
 void Watch::Enforce() {
   if (now_ < *known_ + options_.bound * 9 / 10) return;
   // Process 0 has not said that the report is out.
-  if (!reported_ && !end_heard_) {
-    if (!answered_) SayWords();
+  if (phase_ != Phase::kEnding) {
+    if (!At(rank_).answered) SayWords();
     Report();
   }
   End();
@@ -51,23 +54,25 @@ void Watch::Enforce() {
 
 void Watch::Suspect() {
   if (known_) return;
-  known_ = looked_ = now_;
-  last_beat_ = Look();
+  known_ = Clock::now();
+  LookAgain();
   if (!options_.exit) backstop_.emplace(options_.bound);
 }
 
-/// It may have gone on since it knew of the fault; unless it has given up meanwhile.
+/// Notes the position of this process, unless it has given up.
 void Watch::LookAgain() {
   if (failing_) return;
-  looked_ = now_;
+  looked_ = Clock::now();
   last_beat_ = Look();
 }
 
 void Watch::Fail(std::optional<Fault> fault, int code) {
   if (failing_) return;
-  failing_ = true;
   code_ = code;
   failed_ = std::move(fault);
+  if (failed_ && phase_ == Phase::kWatching) Tell(*failed_);
+  if (failed_ && phase_ == Phase::kStopped) SayWords();
+  failing_ = true;
 }
 
 void Watch::Tell(const Fault& fault) {
@@ -85,16 +90,13 @@ void Watch::Stop(const Fault& cause) {
   phase_ = Phase::kStopped;
   LookAgain();
   if (Leads()) SendToAll(kStop, FaultBytes(cause));
-  stopped_ = true;
   links_.changed().notify_all();
 }
 
 void Watch::SayWords() {
   Beat beat = last_beat_;
   beat.age_ms += static_cast<uint32_t>(
-      std::chrono::duration_cast<std::chrono::milliseconds>(now_ - looked_).count());
-  answered_ = true;
-  error_told_ = failed_.has_value();
+      std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - looked_).count());
   Hear(rank_, beat);
   At(rank_).answered = true;
   ByteWriter bytes;
@@ -107,11 +109,10 @@ void Watch::SayWords() {
 }
 
 void Watch::Report() {
-  reported_ = true;
   if (!cause_) cause_ = faults_[CauseOf(faults_)];
   if (cause_->kind == FaultKind::kLost && away_ > Clock::duration::zero() &&
       *known_ < back_ + std::chrono::seconds(1)) {
-    // The others have reported this one, and gone: their connections were closed when it came back.
+    // The others reported this process and ended while it was suspended.
     options_.print(options_.prefix + options_.name(rank_) + " was itself stopped for " +
                    SecondsText(std::chrono::duration<double>(away_).count()) +
                    ", and the job ended without it\n");
@@ -137,15 +138,13 @@ void Watch::End() {
   int code = failed_ && code_ != 0 ? code_ : 1;
   if (comes_back && code == 1) code = Control::kStoppedCode;
   if (signal_ != 0) code = 128 + signal_;
-  stopped_ = true;
   if (!options_.exit) EndProcess(code, signal_);
   options_.exit(code);
-  ended_ = true;
-  // As those of a process that has ended: nobody waits for them.
+  // Nobody waits for the connections of a process that has ended.
   for (int p = 0; p < size_; ++p) {
     if (Link* const link = links_.At(p)) link->EndSending();
   }
-  Over();
+  Over(Phase::kEnded);
 }
 
 }  // namespace contraflow

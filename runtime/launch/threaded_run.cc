@@ -1,7 +1,6 @@
 #include "runtime/launch/threaded_run.h"
 
 #include <algorithm>
-#include <new>
 #include <string>
 #include <utility>
 
@@ -11,6 +10,16 @@
 #include "runtime/core/seconds.h"
 
 namespace contraflow {
+namespace {
+
+/// Returns the plan, for which this process is ready.
+const Plan& Prepared(const Plan& plan) {
+  CheckExecutable(CheckThreads(plan));
+  ReserveForRanks(DeviceCount(plan));
+  return plan;
+}
+
+}  // namespace
 
 std::exception_ptr NamingDevice(const Plan& plan, Device device, std::exception_ptr error) {
   std::string place;
@@ -112,11 +121,11 @@ void Launch::Run(size_t w, int step) {
   try {
     executors_[w]->Run(step, origin_);
   } catch (const Aborted&) {
-    // Only follows from another's error, or the caller's wish.
+    // It follows from another's error, or from the caller's wish.
     const std::lock_guard lock(mutex_);
     aborted_ = true;
   } catch (...) {
-    // Kept before anyone is woken: what the others then throw comes later.
+    // Kept before the others are woken, since they throw then too.
     {
       const std::lock_guard lock(mutex_);
       if (!error_) error_ = NamingDevice(plan_, worker.device, std::current_exception());
@@ -140,39 +149,17 @@ const Plan& CheckThreads(const Plan& plan) {
 }
 
 ThreadedRun::ThreadedRun(const Plan& plan, const Model& model, const Dataset& dataset,
-                         uint64_t seed, ThreadNetwork::Options options, bool fill)
-    : plan_(CheckThreads(plan)),
-      network_(plan.ranks, plan.data_parallel, plan.expert_parallel, options),
-      devices_(AllDevices(plan)) {
-  CheckExecutable(plan);
-  ReserveForRanks(devices_.size());
-  std::vector<Worker> workers;
-  try {
-    for (const Device& device : devices_) {
-      Transport& transport = network_.At(device);
-      backends_.push_back(
-          std::make_unique<HostBackend>(plan, model, dataset, seed, device, transport, fill));
-      workers.push_back({device, backends_.back().get(), &transport});
-    }
-    launch_.emplace(plan, workers, std::move(options));
-  } catch (const std::bad_alloc&) {
-    throw Error("not enough memory for the stages of all ranks; use a smaller model");
-  }
-}
+                         uint64_t seed, const ThreadNetwork::Options& options, bool fill)
+    : threads_(Prepared(plan), options, [&](Device device, Transport& transport) {
+        return std::make_unique<HostBackend>(plan, model, dataset, seed, device, transport, fill);
+      }) {}
 
 StepResult ThreadedRun::Step(int step) {
   const Clock::time_point start = Clock::now();
-  launch_->Step(step);
-  std::vector<DeviceStep> steps;
-  for (size_t w = 0; w < backends_.size(); ++w) {
-    steps.push_back(backends_[w]->Results(launch_->spans(w)));
-  }
-  StepResult result = JoinDevices(plan_, steps, 0);
-  for (const auto& backend : backends_) backend->ClippedStep(result.gradient_norm);
+  StepResult result = threads_.Step(step);
+  for (const auto& backend : threads_.backends()) backend->ClippedStep(result.gradient_norm);
   result.duration = Nanoseconds(Clock::now() - start);
   return result;
 }
-
-HostBackend& ThreadedRun::At(Device device) { return *backends_[DeviceNumber(plan_, device)]; }
 
 }  // namespace contraflow

@@ -6,15 +6,19 @@
 #include <exception>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <optional>
 #include <span>
 #include <thread>
 #include <vector>
 
+#include "compiler/plan/error.h"
 #include "compiler/plan/plan.h"
 #include "compiler/plan/timeline.h"
+#include "runtime/core/devices.h"
 #include "runtime/core/executor.h"
 #include "runtime/core/progress.h"
+#include "runtime/core/step.h"
 #include "runtime/core/transport.h"
 #include "runtime/host/backend.h"
 #include "runtime/host/run.h"
@@ -29,28 +33,28 @@ struct Worker {
   Transport* transport = nullptr;
 };
 
-/// The same error, which begins with the replica and the member where the plan has several.
+/// Returns the error with the replica and the member before its text, where the plan has several.
 std::exception_ptr NamingDevice(const Plan& plan, Device device, std::exception_ptr error);
 
-/// The plan, if this process may start a thread for each of its devices; else throws Error.
+/// Returns the plan. Throws Error if it has more devices than this process may have threads.
 const Plan& CheckThreads(const Plan& plan);
 
 /// The threads of a run, one for each worker, from the first step to the last.
 class Launch {
  public:
-  /// Starts the threads. Throws Error if not so many can be started. The plan, and what the workers
-  /// point to, must outlive it. Of the options, what is to be done with a device that hangs.
+  /// Starts the threads. Throws Error if the system has no room for them. The plan, and all that
+  /// the workers point to, must outlive it. The options say when a device hangs, and tell of it.
   Launch(const Plan& plan, std::span<const Worker> workers, ThreadNetwork::Options options = {});
   Launch(const Launch&) = delete;
   /// Joins the threads.
   ~Launch();
 
   /// Runs every worker's program once, each in its thread. Returns when all have ended. If one
-  /// fails, all others are aborted, and once every one has ended the first error is thrown again;
-  /// it names device and instruction. Then the run is good for nothing but its destruction.
+  /// fails, all others are aborted. Then the first error is thrown again; it names device and
+  /// instruction. After that the run can only be destroyed.
   void Step(int step);
 
-  /// When the instructions of worker `w` ran in the last step, counted from its start.
+  /// Times of worker `w`'s instructions in the last step, counted from its start.
   const std::vector<Span>& spans(size_t w) const { return executors_[w]->spans(); }
 
  private:
@@ -64,10 +68,10 @@ class Launch {
   const std::vector<Worker> workers_;
   const ThreadNetwork::Options options_;
   std::deque<Progress> progress_;  // by worker
-  // By worker. They outlive the step, whoever fails in it: others may still be copying the messages
-  // of one that has given up.
+  // By worker. They outlive a step that fails: a worker may still copy the messages of another that
+  // has given up.
   std::vector<std::unique_ptr<Executor>> executors_;
-  std::mutex mutex_;  // guards what follows
+  std::mutex mutex_;  // guards all below
   std::condition_variable begin_, end_;
   int64_t round_ = 0;   // steps begun
   int step_ = 0;        // number of the step under way, 0: end
@@ -78,6 +82,51 @@ class Launch {
   std::vector<std::thread> threads_;
 };
 
+/// The devices of a plan on the host, each with a backend of kind B and a thread of this process.
+template <typename B>
+class DeviceThreads {
+ public:
+  /// `make(device, transport)` returns a backend. Plan and transports outlive the backends. Throws
+  /// Error if the plan has too many devices or memory does not suffice.
+  template <typename Make>
+  DeviceThreads(const Plan& plan, const ThreadNetwork::Options& options, const Make& make)
+      : plan_(CheckThreads(plan)),
+        network_(plan.ranks, plan.data_parallel, plan.expert_parallel, options),
+        devices_(AllDevices(plan)) {
+    std::vector<Worker> workers;
+    try {
+      for (const Device& device : devices_) {
+        Transport& transport = network_.At(device);
+        backends_.push_back(make(device, transport));
+        workers.push_back({device, backends_.back().get(), &transport});
+      }
+      launch_.emplace(plan, workers, options);
+    } catch (const std::bad_alloc&) {
+      throw Error("not enough memory for the stages of all ranks; use a smaller model");
+    }
+  }
+
+  StepResult Step(int step) {
+    const Clock::time_point start = Clock::now();
+    launch_->Step(step);
+    std::vector<DeviceStep> steps;
+    for (size_t w = 0; w < backends_.size(); ++w) {
+      steps.push_back(backends_[w]->Results(launch_->spans(w)));
+    }
+    return JoinDevices(plan_, steps, Nanoseconds(Clock::now() - start));
+  }
+  const std::vector<Device>& devices() const { return devices_; }
+  const std::vector<std::unique_ptr<B>>& backends() const { return backends_; }
+  B& At(Device device) const { return *backends_[DeviceNumber(plan_, device)]; }
+
+ private:
+  const Plan& plan_;
+  ThreadNetwork network_;
+  const std::vector<Device> devices_;
+  std::vector<std::unique_ptr<B>> backends_;  // by device
+  std::optional<Launch> launch_;
+};
+
 /// Trains with a plan on the host: every device is a thread of this process.
 class ThreadedRun : public Run {
  public:
@@ -85,18 +134,14 @@ class ThreadedRun : public Run {
   /// outlive the run. With `fill` memory without a value is full of NaN. Throws Error if the plan
   /// cannot be executed or is too large for one process.
   ThreadedRun(const Plan& plan, const Model& model, const Dataset& dataset, uint64_t seed,
-              ThreadNetwork::Options options, bool fill = kFillUnused);
+              const ThreadNetwork::Options& options, bool fill = kFillUnused);
 
   StepResult Step(int step) override;
-  const std::vector<Device>& devices() const override { return devices_; }
-  HostBackend& At(Device device) override;
+  const std::vector<Device>& devices() const override { return threads_.devices(); }
+  HostBackend& At(Device device) override { return threads_.At(device); }
 
  private:
-  const Plan& plan_;
-  ThreadNetwork network_;
-  const std::vector<Device> devices_;
-  std::vector<std::unique_ptr<HostBackend>> backends_;  // by device
-  std::optional<Launch> launch_;
+  DeviceThreads<HostBackend> threads_;
 };
 
 }  // namespace contraflow

@@ -16,8 +16,7 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr milliseconds kTick{10}, kEndOfJob{1000};
-/// Messages of one process that this main thread has not taken: no more than two are ever under
-/// way.
+/// Messages of one process that this main thread has not taken; at most two are ever under way.
 constexpr size_t kMaxIncoming = 4;
 
 double InSeconds(Clock::duration duration) {
@@ -42,7 +41,7 @@ Watch::Watch(LinkSet& links, const Progress& progress, const Control::Options& o
 
 Clock::time_point Watch::OnTurn(LinkSet::Lock& lock) {
   const Clock::time_point before = std::exchange(now_, Clock::now());
-  // If this process itself was stopped for a while, silence is nobody's fault.
+  // After a suspension of this process silence is nobody's fault.
   if (now_ - before > std::max<Clock::duration>(std::chrono::seconds(1), options_.silence / 4)) {
     if (phase_ == Phase::kWatching && !known_) {
       away_ = now_ - before;
@@ -53,7 +52,7 @@ Clock::time_point Watch::OnTurn(LinkSet::Lock& lock) {
       if (Link* const link = links_.At(p)) link->Excuse(now_);
     }
   }
-  if (phase_ != Phase::kOver) Advance();
+  if (!over()) Advance();
   WakeOnce(lock);
   const bool calm = phase_ == Phase::kWatching && !known_;
   return calm ? next_beat_ : now_ + kTick;
@@ -62,28 +61,19 @@ Clock::time_point Watch::OnTurn(LinkSet::Lock& lock) {
 void Watch::Advance() {
   ReadSignals();
   NoticeLosses();
-  if (finish_ && !finish_told_) {
-    finish_told_ = true;
-    At(rank_).finished = true;
-    SendTo(0, kFinish);
-  }
-  if (failed_ && phase_ == Phase::kWatching && !fault_told_) {
-    fault_told_ = true;
-    Tell(*failed_);
-  }
-  // Who leaves while all is well is lost to the others; otherwise what was begun goes its way.
-  if (leave_ && phase_ == Phase::kWatching && !known_) Over();
+  // A process that leaves while all is well is lost to the others. A stop goes on without it.
+  if (leave_ && phase_ == Phase::kWatching && !known_) Over(Phase::kDone);
   if (phase_ == Phase::kWatching) Keep();
   if (phase_ == Phase::kWatching) Decide();
   if (phase_ == Phase::kStopped) GoOn();
   if (phase_ == Phase::kEnding && (!links_.AnyOpen() || now_ >= end_at_)) End();
-  if (phase_ == Phase::kFinishing && (!links_.AnyOpen() || now_ >= end_at_)) Over();
-  if (phase_ != Phase::kOver && known_) Enforce();
+  if (phase_ == Phase::kFinishing && (!links_.AnyOpen() || now_ >= end_at_)) Over(Phase::kDone);
+  if (!over() && known_) Enforce();
 }
 
-/// Wakes the main thread, however the job came to its stop.
+/// Wakes the main thread once the job must stop.
 void Watch::WakeOnce(LinkSet::Lock& lock) {
-  if (!stopped_ || !wake) return;
+  if (!stopped() || !wake) return;
   lock.unlock();
   {
     const std::lock_guard wake_lock(wake_mutex);
@@ -117,20 +107,16 @@ void Watch::ReadSignals() {
 void Watch::NoticeLosses() {
   for (int p = 0; p < size_; ++p) {
     const Link* const link = links_.At(p);
-    if (link == nullptr || link->open() || At(p).lost || At(p).left) continue;
-    At(p).lost = true;
-    At(p).gone = now_;
+    if (link == nullptr || link->open() || At(p).lost) continue;
+    At(p).lost = now_;
     if (phase_ != Phase::kWatching) continue;
-    const std::string reason = link->left()
-                                   ? "its connection closed (it was killed, or its machine is gone)"
-                                   : link->reason();
-    Add({FaultKind::kLost, p, reason});
+    Add({FaultKind::kLost, p, link->reason()});
     Suspect();
   }
 }
 
 void Watch::OnTalk(int from, uint8_t channel, std::string bytes) {
-  if (phase_ == Phase::kFinishing || phase_ == Phase::kOver) return;
+  if (finished() || ended()) return;
   if (channel == kData) {
     std::deque<std::string>& incoming = Incoming(from);
     if (incoming.size() == kMaxIncoming) throw Error("it sent data that nobody asked for");
@@ -146,7 +132,7 @@ void Watch::OnTalk(int from, uint8_t channel, std::string bytes) {
   const bool faulty = channel == kFault || channel == kStop || channel == kWords;
   if (faulty && (channel != kWords || !reader.empty())) fault = TakeFaultBytes(&reader, size_);
   reader.RequireEnd();
-  // From here on it is sound; whether it is this one's to say is another matter.
+  // The message is sound. Some are process 0's alone.
   switch (static_cast<Talk>(channel)) {
     case kBeat:
       Hear(from, beat);
@@ -163,16 +149,13 @@ void Watch::OnTalk(int from, uint8_t channel, std::string bytes) {
       if (fault) TakeFault(from, *fault);
       break;
     case kEnd:
-      if (from != 0 || reported_) break;
-      end_heard_ = true;
-      End();
+      if (from == 0 && phase_ != Phase::kEnding) End();
       break;
     case kFinish:
       At(from).finished = true;
       break;
     case kFinished:
-      At(from).left = true;
-      if (from == 0 && finish_told_ && phase_ == Phase::kWatching) BeginFinishing();
+      if (from == 0 && At(rank_).finished && phase_ == Phase::kWatching) BeginFinishing();
       break;
     case kData:
       break;
@@ -191,7 +174,7 @@ void Watch::Keep() {
     if (link != nullptr && link->open() && now_ - link->heard() > options_.silence) {
       link->Close("it was silent for " + SecondsText(options_.silence) +
                   " (it is suspended, or its machine or network is gone)");
-      away_ = {};  // this one was back in time to see it
+      away_ = {};  // this process was back in time to see it
     }
   }
   NoticeLosses();
@@ -220,14 +203,13 @@ void Watch::Keep() {
 
 void Watch::Hear(int process, const Beat& beat) {
   Member& member = At(process);
-  if (!member.heard || member.beat.moves != beat.moves) member.moved = now_;
-  member.heard = true;
+  if (member.beat.moves != beat.moves) member.moved = now_;
   member.beat = beat;
   member.told = now_;
 }
 
 void Watch::Add(const Fault& fault) {
-  if (faults_.size() >= 4 * members_.size() + 4) return;  // nobody of the job has so many
+  if (faults_.size() >= 4 * members_.size() + 4) return;  // more than any job has
   if (std::find(faults_.begin(), faults_.end(), fault) == faults_.end()) faults_.push_back(fault);
 }
 
@@ -241,10 +223,10 @@ std::vector<Standing> Watch::Standings(Clock::time_point now) const {
                                     : Standing::Kind::kUnheard;
     standing.position = member.beat.position;
     standing.waits_for = member.beat.waits_for;
-    // A position that was told in time is still held; an older one is as old as it was told.
+    // An answer is still true now. An older position is as old as it was told.
     standing.since = member.beat.age_ms / 1000.0;
     if (member.answered) standing.since += InSeconds(now - member.told);
-    standing.heard = InSeconds((member.lost ? member.gone : now) - member.told);
+    standing.heard = InSeconds(member.lost.value_or(now) - member.told);
   }
   return standings;
 }
@@ -261,19 +243,17 @@ void Watch::BeginFinishing() {
   end_at_ = now_ + kEndOfJob;
   known_.reset();
   backstop_.reset();
-  // Who hears of the end from rank 0 only later must not take this one for lost.
-  SendToAll(kFinished);
+  if (rank_ == 0) SendToAll(kFinished);
   for (int p = 0; p < size_; ++p) {
     if (Link* const link = links_.At(p)) link->EndSending();
     // The main thread may end the process at once.
     links_.Flush(p);
   }
-  finished_ = true;
   links_.changed().notify_all();
 }
 
-void Watch::Over() {
-  phase_ = Phase::kOver;
+void Watch::Over(Phase phase) {
+  phase_ = phase;
   catcher_.reset();
   links_.changed().notify_all();
 }
@@ -287,6 +267,11 @@ std::string Watch::Status() const {
     status += text;
   }
   return status + "\n" + StandingLines(options_.name, Standings(Clock::now()));
+}
+
+void Watch::Finish() {
+  At(rank_).finished = true;
+  SendTo(0, kFinish);
 }
 
 void Watch::SendData(int process, std::string bytes) {

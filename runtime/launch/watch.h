@@ -17,21 +17,21 @@
 
 namespace contraflow {
 
-/// The watch over a job, in one of its processes; Control has what it does. All under the mutex of
-/// the links, by the thread that serves them unless it says otherwise. How the job stops is in
-/// stop.cc.
+/// The watch over a job in one of its processes, for Control. All calls hold the mutex of the
+/// links; the thread that serves them makes all but the main thread's. stop.cc has the stop of a
+/// job.
 class Watch : public LinkSet::Watcher {
  public:
-  /// Channels of what is said; the README has what they carry.
+  /// Channels of the messages.
   enum Talk : uint8_t {
     kBeat,      ///< I live, and do this
     kFault,     ///< I must stop
-    kStop,      ///< all must; says why
-    kWords,     ///< what I was doing when I heard of it, and my own error, if any
-    kEnd,       ///< the report is out
-    kData,      ///< a main thread's
+    kStop,      ///< process 0: all must stop, for this reason
+    kWords,     ///< my last position, and my own error, if any
+    kEnd,       ///< process 0: the report is out
+    kData,      ///< a main thread's bytes
     kFinish,    ///< my work is done
-    kFinished,  ///< everybody's is; of rank 0 an order, of others that they leave
+    kFinished,  ///< process 0: the work of all is done
   };
 
   /// `links` is started with it and ends before it.
@@ -41,57 +41,55 @@ class Watch : public LinkSet::Watcher {
   void OnTalk(int process, uint8_t channel, std::string bytes) override;
   Clock::time_point OnTurn(LinkSet::Lock& lock) override;
 
-  // By the main thread, which wakes the links behind it.
+  // By the main thread, which wakes the links afterwards.
   void SendData(int process, std::string bytes);
-  /// What came from a process and was not taken, the oldest first.
+  /// Data of a process that the main thread has not taken, the oldest first.
   std::deque<std::string>& Incoming(int process) { return At(process).incoming; }
   bool asked() const { return asked_ != 0; }
-  bool stopped() const { return stopped_; }    ///< the job must stop
-  bool finished() const { return finished_; }  ///< it is done
-  bool ended() const { return ended_; }        ///< options.exit was called
-  void Finish() { finish_ = true; }
+  bool stopped() const { return phase_ >= Phase::kStopped; }  ///< the job must stop
+  bool finished() const { return phase_ == Phase::kFinishing || phase_ == Phase::kDone; }
+  bool ended() const { return phase_ == Phase::kEnded; }
+  bool over() const { return phase_ == Phase::kDone || ended(); }
+  void Finish();
   void Leave() { leave_ = true; }
   /// `fault` unless another process has the reason.
   void Fail(std::optional<Fault> fault, int code);
-  bool over() const { return phase_ == Phase::kOver; }
-  /// Called once when the job must stop, without the mutex of the links but under that of wakes,
-  /// which is taken first: a wake that waits keeps nobody from anything but setting another.
+  /// Called once when the job must stop, under wake_mutex and without the mutex of the links. A
+  /// wake that waits delays OnStop alone.
   std::function<void()> wake;
   std::mutex wake_mutex;
-  /// What all processes do, for one who asks.
+  /// Describes all processes, for `contraflow-run --status`.
   std::string Status() const;
 
  private:
-  /// What this process knows of another, or of itself.
+  /// The state of another process, or of this one.
   struct Member {
-    bool watched = false;   // this one hears from it regularly, or is it
-    bool heard = false;     // at least once
-    bool answered = false;  // it has said what it was doing when the job was stopped
-    bool lost = false;
+    bool watched = false;   // it beats to this process, or is this process
+    bool answered = false;  // it has said its last words
     bool finished = false;  // its work is done
-    bool left = false;      // for it the job is done
     Beat beat;
-    Clock::time_point told, moved;     // when the beat came; when it last differed in its moves
-    Clock::time_point gone{};          // of one that is lost
-    std::deque<std::string> incoming;  // for the main thread
+    Clock::time_point told, moved;  // times of the last beat, and of the last with new moves
+    std::optional<Clock::time_point> lost;  // time of its loss
+    std::deque<std::string> incoming;       // for the main thread
   };
 
   enum class Phase {
     kWatching,
+    kFinishing,  ///< the work of all is done; connections are being closed
+    kDone,       ///< they are closed, or this process has left
     kStopped,    ///< last words are gathered
     kEnding,     ///< the report is out
-    kFinishing,  ///< the job is done; connections are being closed
-    kOver,
+    kEnded,      ///< options.exit was called
   };
   void Advance();
   void WakeOnce(LinkSet::Lock& lock);
   void ReadSignals();
   void NoticeLosses();
   void TakeFault(int from, Fault fault);
-  void Keep();     // while watching
-  void Decide();   // whether the job stops, or is done
-  void GoOn();     // while stopped
-  void Enforce();  // the bound
+  void Keep();
+  void Decide();
+  void GoOn();
+  void Enforce();
 
   Member& At(int process) { return members_[static_cast<size_t>(process)]; }
   void Hear(int process, const Beat& beat);
@@ -113,7 +111,7 @@ class Watch : public LinkSet::Watcher {
   void Report();
   void End();
   void BeginFinishing();
-  void Over();
+  void Over(Phase phase);
 
   void SendTo(int process, Talk talk, const std::string& bytes = {});
   void SendToAll(Talk talk, const std::string& bytes = {});
@@ -129,28 +127,25 @@ class Watch : public LinkSet::Watcher {
   std::vector<Fault> faults_;    // in the order of their arrival, each once
 
   // The main thread's.
-  bool finish_ = false, leave_ = false;
+  bool leave_ = false;
   bool failing_ = false;         // it is in Fail
-  std::optional<Fault> failed_;  // with what
+  std::optional<Fault> failed_;  // its own fault
   int code_ = 1;
 
   Phase phase_ = Phase::kWatching;
   Clock::time_point now_ = Clock::now(), next_beat_ = now_;
-  uint64_t pieces_ = 0;  // of main threads' data that came: progress too
-  bool finish_told_ = false, fault_told_ = false;
+  uint64_t pieces_ = 0;                     // of main threads' data that came: progress too
   int asked_ = 0;                           // the signal that asks the job to stop in order
-  Clock::time_point grace_until_{};         // then
-  int signal_ = 0;                          // that ends this process
-  std::optional<Clock::time_point> known_;  // since when this process knows of a fault
+  Clock::time_point grace_until_{};         // the end of its grace
+  int signal_ = 0;                          // the signal that ends this process
+  std::optional<Clock::time_point> known_;  // time at which this process learned of a fault
   Clock::time_point stopped_at_{}, end_at_{};
   std::optional<Fault> cause_;
-  Beat last_beat_;  // what it was doing when it was stopped, or knew of a fault itself
-  Clock::time_point looked_{};
-  Clock::duration away_{};    // for how long this process was stopped, last
-  Clock::time_point back_{};  // since when it goes on
-  bool answered_ = false, error_told_ = false, reported_ = false, end_heard_ = false;
-  bool stopped_ = false, finished_ = false, ended_ = false;
-  // When steps begin here, for those who ask.
+  Beat last_beat_;              // for the last words of this process
+  Clock::time_point looked_{};  // time of last_beat_
+  Clock::duration away_{};      // length of the last suspension of this process
+  Clock::time_point back_{};    // end of it
+  // The beginning of the last step here, for Status.
   int step_ = 0;
   Clock::time_point step_began_{};
   double step_seconds_ = 0;

@@ -1,5 +1,5 @@
-// What main threads tell each other through Control, the end of a job, and connections that carry
-// what they should not.
+// Data of main threads through Control, the end of a job, and connections that carry messages that
+// are not of the job.
 
 #include <doctest/doctest.h>
 #include <sys/socket.h>
@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <functional>
 #include <random>
 #include <span>
 #include <string>
@@ -22,9 +21,6 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr const char* kClosed =
-    " was lost: its connection closed (it was killed, or its machine is gone)";
-
 void Sleep(int ms) { std::this_thread::sleep_for(milliseconds(ms)); }
 
 /// Bytes that both sides of a test know.
@@ -33,7 +29,7 @@ std::string Bytes(int rank, int round, size_t size) {
   return bytes + std::to_string(rank) + "/" + std::to_string(round);
 }
 
-/// What a process tells that it does, of a message of the watch.
+/// The bytes of a beat.
 std::string BeatBytes(int waits_for) {
   ByteWriter bytes;
   bytes.Put(uint64_t{1}).Put(int32_t{1}).Put(int32_t{waits_for}).Put(uint32_t{0});
@@ -58,7 +54,7 @@ TEST_SUITE("unit") {
           const std::string sent = Bytes(size, round, kBytes[round]);
           if (control.Broadcast(rank == 0 ? sent : "nobody hears this") != sent) ++wrong;
           ++arrived;
-          control.Barrier();
+          if (control.Barrier()) ++wrong;
           if (arrived < (round + 1) * size) ++wrong;
         }
         if (control.rank() != rank || control.size() != size) ++wrong;
@@ -68,41 +64,6 @@ TEST_SUITE("unit") {
       CHECK(arrived == 4 * size);
       CHECK(job.reports().empty());
       for (int rank = 0; rank < size; ++rank) CHECK(job.end(rank).code == -1);
-    }
-  }
-
-  TEST_CASE("control: the loss of a rank ends all waiting for it") {
-    const std::vector<std::function<void(Control&)>> waits = {
-        [](Control& control) { control.Gather("x"); },
-        [](Control& control) { control.Broadcast("x"); },
-        [](Control& control) { control.Barrier(); },
-        [](Control& control) { control.Finish(); },
-    };
-    for (int lost = 0; lost < 4; ++lost) {
-      for (const auto& wait : waits) {
-        CAPTURE(lost);
-        CAPTURE(&wait - waits.data());
-        WatchedJob job(4);
-        std::atomic<int> waiting = 0;
-        for (int rank = 0; rank < 4; ++rank) {
-          if (rank == lost) continue;
-          job.Start(rank, [&](int, Control& control, Progress&) {
-            ++waiting;
-            wait(control);
-          });
-        }
-        while (waiting < 3) Sleep(1);
-        Sleep(2);
-        job.Kill(lost);
-        job.Join();
-        for (int rank = 0; rank < 4; ++rank) {
-          CHECK(job.end(rank).code == (rank == lost ? -1 : Control::kStoppedCode));
-          CHECK(job.end(rank).aborted == (rank != lost));
-        }
-        CHECK(job.reports().size() == (lost == 0 ? 3 : 1));
-        CHECK(FirstLine(job.reports()[0].second)
-                  .starts_with("contraflow-run: error: rank " + std::to_string(lost) + kClosed));
-      }
     }
   }
 
@@ -195,7 +156,7 @@ TEST_SUITE("unit") {
     CHECK(!link.writes());
     for (int reads = 0; link.open() && reads < 3; ++reads) link.Read();
     CHECK(heard == "no memory");
-    CHECK(link.left());
+    CHECK(link.reason() == "its connection closed (it was killed, or its machine is gone)");
   }
 
   TEST_CASE("control: one who was stopped before tells the others of the fault in its last words") {
@@ -229,15 +190,6 @@ TEST_SUITE("unit") {
     job.Run([](int, Control& control, Progress&) { WaitForStop(control); });
     CHECK(job.Report().starts_with("contraflow-run: error: rank 1: a\\u001b[2Jb\n    c\\u007fxxx"));
     CHECK(job.Report().size() < 20'000);
-  }
-
-  TEST_CASE("control: a signal of one process asks all to stop in order") {
-    WatchedJob job(3);
-    job.Run([&](int, Control& control, Progress&) {
-      CHECK(!control.Barrier());
-      control.Finish();
-    });
-    CHECK(job.reports().empty());
   }
 }
 

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -69,57 +70,59 @@ TEST_SUITE("unit") {
     }
   }
 
-  TEST_CASE("control: the loss of any rank stops the others") {
+  TEST_CASE("control: the loss of any rank ends the others wherever they wait") {
+    const std::vector<std::function<void(Control&)>> waits = {
+        [](Control& control) { control.Gather("x"); },
+        [](Control& control) { control.Broadcast("x"); },
+        [](Control& control) { control.Barrier(); },
+        [](Control& control) { control.Finish(); },
+        [](Control& control) { WaitForStop(control); },
+    };
     for (const int size : {2, 3, 5}) {
-      for (int lost = 1; lost < size; ++lost) {
-        CAPTURE(size);
-        CAPTURE(lost);
-        WatchedJob job(size);
-        for (int rank = 0; rank < size; ++rank) {
-          if (rank == lost) continue;
-          job.Start(rank, [](int, Control& control, Progress&) { WaitForStop(control); });
+      for (int lost = 0; lost < size; ++lost) {
+        for (const auto& wait : waits) {
+          CAPTURE(size);
+          CAPTURE(lost);
+          CAPTURE(&wait - waits.data());
+          WatchedJob job(size);
+          std::atomic<int> waiting = 1;
+          for (int rank = 0; rank < size; ++rank) {
+            if (rank == lost) continue;
+            job.Start(rank, [&](int self, Control& control, Progress& progress) {
+              progress.Enter(4, self);
+              ++waiting;
+              wait(control);
+            });
+          }
+          while (waiting < size) Sleep(1);
+          job.Kill(lost);
+          job.Join();
+          CHECK(Codes(job) == CodesBut(size, lost, -1, Control::kStoppedCode));
+          for (int rank = 0; rank < size; ++rank) CHECK(job.end(rank).aborted == (rank != lost));
+          const std::string line = "contraflow-run: error: " + Name(lost) + kClosed;
+          if (lost > 0) {
+            CHECK(FirstLine(job.Report()) == line);
+            CHECK(job.reports()[0].first == 0);
+            CHECK(job.Report().find("then") == std::string::npos);
+            continue;
+          }
+          // Each of the others prints one line.
+          auto reports = job.reports();
+          std::sort(reports.begin(), reports.end());
+          REQUIRE(reports.size() == static_cast<size_t>(size) - 1);
+          for (int rank = 1; rank < size; ++rank) {
+            const auto& [reporter, report] = reports[static_cast<size_t>(rank) - 1];
+            CHECK(reporter == rank);
+            CHECK(report.starts_with(line + "; " + Name(rank) + ": step 4, instruction " +
+                                     std::to_string(rank) + " since "));
+            CHECK(report.find('\n') == report.size() - 1);
+          }
         }
-        job.Kill(lost);
-        job.Join();
-        CHECK(Codes(job) == CodesBut(size, lost, -1, Control::kStoppedCode));
-        CHECK(FirstLine(job.Report()) == "contraflow-run: error: " + Name(lost) + kClosed);
-        CHECK(job.reports()[0].first == 0);
-        CHECK(job.Report().find("then") == std::string::npos);
       }
     }
   }
 
-  TEST_CASE("control: if rank 0 is lost each of the others says so in one line") {
-    for (const int size : {2, 3, 5}) {
-      CAPTURE(size);
-      WatchedJob job(size);
-      std::atomic<int> at_work = 1;
-      for (int rank = 1; rank < size; ++rank) {
-        job.Start(rank, [&](int self, Control& control, Progress& progress) {
-          progress.Enter(4, self);
-          ++at_work;
-          WaitForStop(control);
-        });
-      }
-      while (at_work < size) Sleep(1);
-      job.Kill(0);
-      job.Join();
-      CHECK(Codes(job) == CodesBut(size, 0, -1, Control::kStoppedCode));
-      auto reports = job.reports();
-      std::sort(reports.begin(), reports.end());
-      REQUIRE(reports.size() == static_cast<size_t>(size) - 1);
-      for (int rank = 1; rank < size; ++rank) {
-        const auto& [who, report] = reports[static_cast<size_t>(rank) - 1];
-        CHECK(who == rank);
-        CHECK(report.starts_with("contraflow-run: error: " + Name(0) + kClosed +
-                                 ("; " + Name(rank)) + ": step 4, instruction " +
-                                 std::to_string(rank) + " since "));
-        CHECK(report.find('\n') == report.size() - 1);
-      }
-    }
-  }
-
-  TEST_CASE("control: what all have alike is one line") {
+  TEST_CASE("control: an error of all ranks is one line") {
     for (const int size : kSizes) {
       CAPTURE(size);
       WatchedJob job(size);

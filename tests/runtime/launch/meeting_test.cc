@@ -268,7 +268,7 @@ TEST_SUITE("unit") {
 
   TEST_CASE("meeting: rank 0 is killed before all have come") {
     std::vector<MeetingPoint> points = Points(3);
-    auto host = std::make_unique<Door>(Address{"127.0.0.1", 0}, points[0]);
+    auto host = std::make_unique<Door>(points[0]);
     points[1].address = host->address();
     std::string failure;
     std::thread guest([&] { failure = Failure([&] { Meet(points[1]); }); });

@@ -196,7 +196,7 @@ TEST_SUITE("unit") {
       points[1].address = door.address();
       return Failure([&] { Meet(points[1]); });
     };
-    Door door({"127.0.0.1", 0}, points[0]);
+    Door door(points[0]);
     points[1].job = "18";
     CHECK(failure_at(door) ==
           "says it is rank 1, but belongs to another job; set another MASTER_PORT");
@@ -206,7 +206,7 @@ TEST_SUITE("unit") {
     CHECK(Has(failure_at(door), " belongs to another user, "));
     MeetingPoint stranger = points[0];
     stranger.user = geteuid() + 1;
-    Door other({"127.0.0.1", 0}, stranger);
+    Door other(stranger);
     CHECK(ReceiveRest(Connect(other.address(), Soon())) == "");
     while (other.Refused().empty()) std::this_thread::sleep_for(milliseconds(1));
     CHECK(other.Refused() == "127.0.0.1 (belongs to another user, and this job has no secret)");
@@ -252,7 +252,7 @@ TEST_SUITE("unit") {
 #ifndef __SANITIZE_ADDRESS__
   TEST_CASE("strangers: when the system has no more descriptors") {
     const MeetingPoint point = Points(2)[0];
-    Door door({"127.0.0.1", 0}, point);
+    Door door(point);
     std::vector<Socket> kept;
     for (int i = 0; i < 20; ++i) kept.push_back(Connect(door.address(), Soon()));
     Socket honest = Connect(door.address(), Soon());

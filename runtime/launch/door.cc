@@ -77,7 +77,11 @@ void Door::Run() {
     }
     if (!room || polled[1].revents == 0) continue;
     try {
-      while (Socket socket = Accept(listener_)) LetIn(std::move(socket));
+      while (MakeRoom()) {
+        Socket socket = Accept(listener_);
+        if (!socket) break;
+        LetIn(std::move(socket));
+      }
     } catch (const Error&) {
       // The system has no room: callers that are here must go first.
       const std::lock_guard lock(mutex_);

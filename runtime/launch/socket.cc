@@ -17,6 +17,8 @@
 #include <cstring>
 #include <future>
 #include <memory>
+#include <mutex>
+#include <set>
 #include <system_error>
 #include <thread>
 #include <utility>
@@ -103,6 +105,36 @@ Address AddressOf(const Endpoint& endpoint) {
   return {host, std::stoi(port)};
 }
 
+/// Connections of this process. A forked child closes them: a connection that a helper still holds
+/// does not end with the process that is killed.
+struct Connections {
+  std::mutex mutex;
+  std::set<int> open;
+
+  static Connections& Here() {
+    static Connections* const here = [] {
+      auto* made = new Connections;  // outlives every socket
+      pthread_atfork([] { Here().mutex.lock(); }, [] { Here().mutex.unlock(); },
+                     [] {
+                       for (const int fd : Here().open) close(fd);
+                       Here().open.clear();
+                       Here().mutex.unlock();
+                     });
+      return made;
+    }();
+    return *here;
+  }
+  static void Add(int fd) {
+    const std::lock_guard lock(Here().mutex);
+    Here().open.insert(fd);
+  }
+  static void Close(int fd) {
+    const std::lock_guard lock(Here().mutex);
+    Here().open.erase(fd);
+    close(fd);
+  }
+};
+
 void SetOption(const Socket& socket, int level, int option, int value) {
   // Only speeds things up or widens what is accepted: without it things work too.
   (void)setsockopt(socket.fd(), level, option, &value, sizeof(value));
@@ -177,14 +209,14 @@ void RequirePort(const Address& address, int least) {
 
 Socket& Socket::operator=(Socket&& other) noexcept {
   if (this != &other) {
-    if (fd_ >= 0) close(fd_);
+    if (fd_ >= 0) Connections::Close(fd_);
     fd_ = std::exchange(other.fd_, -1);
   }
   return *this;
 }
 
 Socket::~Socket() {
-  if (fd_ >= 0) close(fd_);
+  if (fd_ >= 0) Connections::Close(fd_);
 }
 
 void Socket::Shutdown() {
@@ -280,6 +312,7 @@ Socket Accept(const Socket& listener) {
     Socket socket(accept4(listener.fd(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (socket) {
       SetOption(socket, IPPROTO_TCP, TCP_NODELAY, 1);
+      Connections::Add(socket.fd());
       return socket;
     }
     // Someone who has left before being let in leaves one of several errors (accept(2)): on to the
@@ -386,7 +419,10 @@ Socket Connect(const Address& to, Clock::time_point deadline) {
       const Clock::time_point now = Clock::now();
       const Clock::time_point end = std::max(std::min(deadline, now + kAttempt), now + kLeast);
       const int error = TryConnect(endpoint, end, &socket);
-      if (error == 0) return socket;
+      if (error == 0) {
+        Connections::Add(socket.fd());
+        return socket;
+      }
       reason = std::strerror(error);
     }
     const milliseconds pause = resolved.error != 0 ? kLookUpPause : kPause;

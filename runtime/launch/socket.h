@@ -12,7 +12,7 @@
 namespace contraflow {
 
 /// An open TCP connection, listener, or other file descriptor; closed when destroyed. Connections
-/// have TCP_NODELAY set, do not block, and are not inherited by child processes.
+/// have TCP_NODELAY set, do not block, and are closed in child processes, forked ones too.
 class Socket {
  public:
   Socket() = default;

@@ -134,7 +134,8 @@ void Watch::Report() {
 void Watch::End() {
   if (!cause_ && !faults_.empty()) cause_ = faults_[CauseOf(faults_)];
   const FaultKind kind = cause_ ? cause_->kind : FaultKind::kError;
-  const bool comes_back = kind == FaultKind::kLost || kind == FaultKind::kTimeout;
+  const bool comes_back =
+      kind == FaultKind::kLost || kind == FaultKind::kTimeout || kind == FaultKind::kSignal;
   int code = failed_ && code_ != 0 ? code_ : 1;
   if (comes_back && code == 1) code = Control::kStoppedCode;
   if (signal_ != 0) code = 128 + signal_;

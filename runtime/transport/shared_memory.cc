@@ -4,17 +4,18 @@
 #include "runtime/transport/shared_memory.h"
 
 #include <fcntl.h>
+#include <linux/futex.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <bit>
-#include <boost/date_time/posix_time/posix_time_types.hpp>
 #include <boost/interprocess/file_mapping.hpp>
 #include <boost/interprocess/mapped_region.hpp>
-#include <boost/interprocess/sync/interprocess_semaphore.hpp>
 #include <cerrno>
 #include <cstring>
+#include <ctime>
 #include <new>
 #include <random>
 
@@ -54,9 +55,10 @@ struct SharedMemory::Head {
   bool operator==(const Head&) const = default;
 };
 
+/// A word for futex(2), which takes any value: a semaphore of the C library ends a process that
+/// finds one it has not written.
 struct alignas(128) SharedMemory::Bell {
-  std::atomic<uint32_t> asleep{0};
-  ipc::interprocess_semaphore rung{0};
+  std::atomic<uint32_t> asleep;
 };
 
 namespace {
@@ -112,8 +114,7 @@ SharedMemory::SharedMemory(int processes, size_t ring_bytes)
   std::random_device random;
   const auto key = [&] { return uint64_t{random()} << 32 | random(); };
   *static_cast<Head*>(mapping_->region.get_address()) = {{key(), key()}, count, ring_bytes};
-  // Rings are zeros, as the file is.
-  for (int p = 0; p < processes; ++p) new (&BellOf(p)) Bell;
+  // Bells and rings are zeros, as the file is.
 }
 
 SharedMemory::SharedMemory(int processes, const std::string& invitation)
@@ -188,19 +189,18 @@ std::span<std::byte> SharedMemory::BytesOf(Wire::Channel channel, int from, int 
 void SharedMemory::PrepareToSleep(int process) const { BellOf(process).asleep = 1; }
 
 void SharedMemory::Sleep(int process, std::chrono::milliseconds most) const {
-  Bell& bell = BellOf(process);
-  try {
-    bell.rung.timed_wait(boost::posix_time::microsec_clock::universal_time() +
-                         boost::posix_time::milliseconds(most.count()));
-  } catch (const ipc::interprocess_exception&) {
-    // A signal came: an early return.
-  }
-  bell.asleep = 0;
+  std::atomic<uint32_t>& asleep = BellOf(process).asleep;
+  const timespec time = {static_cast<time_t>(most.count() / 1000),
+                         static_cast<long>(most.count() % 1000) * 1'000'000};
+  // Returns at once where Wake came first.
+  (void)syscall(SYS_futex, &asleep, FUTEX_WAIT, 1, &time, nullptr, 0);
+  asleep = 0;
 }
 
 void SharedMemory::Wake(int process) const {
-  Bell& bell = BellOf(process);
-  if (bell.asleep.load() != 0 && bell.asleep.exchange(0) != 0) bell.rung.post();
+  std::atomic<uint32_t>& asleep = BellOf(process).asleep;
+  if (asleep.load() == 0 || asleep.exchange(0) == 0) return;
+  (void)syscall(SYS_futex, &asleep, FUTEX_WAKE, 1, nullptr, nullptr, 0);
 }
 
 }  // namespace contraflow

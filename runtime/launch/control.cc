@@ -66,7 +66,6 @@ struct Control::State {
   std::string Await(LinkSet::Lock& lock, int from, Operation operation);
   void Post(int to, Operation operation, std::string_view bytes) {
     watch.SendData(to, char{operation} + std::string(bytes));
-    links.Flush(to);
   }
   void Require(size_t bytes) const {
     if (bytes > kMaxBytes) {

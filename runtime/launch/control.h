@@ -9,7 +9,6 @@
 
 #include "runtime/core/progress.h"
 #include "runtime/launch/fault_report.h"
-#include "runtime/launch/link_set.h"
 #include "runtime/launch/meeting.h"
 
 namespace contraflow {

@@ -32,7 +32,7 @@ std::string Subject(const std::vector<int>& processes, size_t size, const Proces
   return text;
 }
 
-/// What one line says about a fault that these processes have alike.
+/// Returns the line of a fault that these processes share.
 std::string Sentence(const Fault& fault, const std::vector<int>& processes, size_t size,
                      const ProcessName& name) {
   const std::string subject = Subject(processes, size, name);
@@ -58,11 +58,11 @@ struct Shared {
   std::vector<int> processes;
 };
 
-/// The faults with those that are alike in one, the cause first.
+/// Merges equal faults; the cause comes first.
 std::vector<Shared> Merge(const Findings& findings) {
   std::vector<Shared> merged = {{findings.cause, {findings.cause.process}}};
   for (const Fault& fault : findings.later) {
-    // Who was lost is said where the others stand.
+    // The lines of the processes show losses.
     if (fault.kind == FaultKind::kLost) continue;
     const auto alike = std::find_if(merged.begin(), merged.end(), [&](const Shared& shared) {
       return shared.fault.kind == fault.kind && shared.fault.text == fault.text;
@@ -102,7 +102,7 @@ std::string StandingText(const Standing& standing) {
 /// Each circle of processes that wait for each other, from its lowest process on.
 std::vector<std::vector<int>> Circles(const std::vector<Standing>& standings) {
   const auto next = [&](int process) {
-    // What was heard of a process before is no proof that it still waits.
+    // An older position does not prove that the process still waits.
     const Standing& standing = standings[static_cast<size_t>(process)];
     const int to = standing.kind == Standing::Kind::kAnswered ? standing.waits_for : -1;
     return to >= 0 && to < static_cast<int>(standings.size()) ? to : -1;
@@ -176,7 +176,7 @@ bool MayFollow(const std::vector<Fault>& faults, size_t index) {
     case FaultKind::kSignal:
       return true;
     case FaultKind::kLost:
-      // Who had told of a fault before it was lost may have been ended because of that.
+      // A process that told of a fault before its loss may have ended because of it.
       return std::any_of(faults.begin(), faults.begin() + static_cast<std::ptrdiff_t>(index),
                          [&](const Fault& other) { return other.process == fault.process; });
     case FaultKind::kError:
@@ -205,7 +205,7 @@ std::string FaultReport(const std::string& prefix, const ProcessName& name,
   const Shared& cause = merged.front();
   const std::string first = Sentence(cause.fault, cause.processes, size, name);
   std::string report = prefix + Indented(first, 4) + "\n";
-  // What all have alike is no matter of where each of them was.
+  // The positions of the processes do not matter to a fault that all share.
   const bool alike = cause.fault.kind == FaultKind::kJob ||
                      (cause.processes.size() == size && cause.fault.kind != FaultKind::kSignal &&
                       cause.fault.kind != FaultKind::kTimeout);

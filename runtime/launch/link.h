@@ -35,6 +35,7 @@ class Link {
   /// `process` is at the other end.
   Link(int process, Stream stream, Take take);
 
+  int process() const { return process_; }
   bool open() const { return static_cast<bool>(stream_); }
   /// Why it is closed.
   const std::string& reason() const { return reason_; }

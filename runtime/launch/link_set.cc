@@ -3,18 +3,20 @@
 #include <algorithm>
 #include <utility>
 
+#include "compiler/plan/error.h"
 #include "runtime/core/quiet_thread.h"
 
 namespace contraflow {
 
 LinkSet::LinkSet(int self, std::vector<Stream> streams)
-    : self_(self), links_(streams.size()), bell_(NewBell()) {
+    : self_(self), size_(static_cast<int>(streams.size())), bell_(NewBell()) {
   const auto take = [this](int process, uint8_t channel, std::string bytes) {
     watcher_->OnTalk(process, channel, std::move(bytes));
   };
-  for (size_t p = 0; p < streams.size(); ++p) {
-    if (!streams[p]) continue;
-    links_[p] = std::make_unique<Link>(static_cast<int>(p), std::move(streams[p]), take);
+  for (int p = 0; p < size_; ++p) {
+    Stream& stream = streams[static_cast<size_t>(p)];
+    CF_ASSERT(static_cast<bool>(stream) == (p != self_ && (p == 0 || self_ == 0)));
+    if (stream) links_.emplace_back(p, std::move(stream), take);
   }
 }
 
@@ -36,27 +38,25 @@ void LinkSet::Stop() {
   if (thread_.joinable()) thread_.join();
 }
 
-bool LinkSet::AnyOpen() const {
-  return std::any_of(links_.begin(), links_.end(),
-                     [](const auto& link) { return link != nullptr && link->open(); });
+Link* LinkSet::At(int process) {
+  const auto index = static_cast<size_t>(self_ == 0 ? process - 1 : process);
+  return index < links_.size() ? &links_[index] : nullptr;
 }
 
-void LinkSet::Flush(int process) {
-  Link* const link = At(process);
-  if (link == nullptr) return;
+bool LinkSet::AnyOpen() const { return std::ranges::any_of(links_, &Link::open); }
+
+void LinkSet::Flush(Link* link) {
   link->Write();
   if (link->writes() || !link->open()) Wake();
 }
 
-/// What to wait for on each connection. Returns whether something is to be written.
+/// Fills in the events to wait for. Returns whether bytes are left to be written.
 bool LinkSet::Prepare(std::vector<pollfd>* polled) const {
   bool writes = false;
   for (size_t p = 0; p < links_.size(); ++p) {
-    const Link* link = links_[p].get();
-    const bool open = link != nullptr && link->open();
-    const bool out = open && link->writes();
+    const bool out = links_[p].writes();
     writes = writes || out;
-    (*polled)[p] = {open ? link->fd() : -1, static_cast<short>(out ? POLLIN | POLLOUT : POLLIN), 0};
+    (*polled)[p] = {links_[p].fd(), static_cast<short>(out ? POLLIN | POLLOUT : POLLIN), 0};
   }
   (*polled)[links_.size()] = {bell_.fd(), POLLIN, 0};
   (*polled)[links_.size() + 1] = {watcher_->fd(), POLLIN, 0};
@@ -78,15 +78,14 @@ void LinkSet::Run() {
     if (ready > 0 && polled[links_.size()].revents != 0) Hush(bell_);
     lock.lock();
     for (size_t p = 0; p < links_.size(); ++p) {
-      Link* const link = links_[p].get();
-      if (link == nullptr || !link->open()) continue;
+      Link& link = links_[p];
       const int events = ready > 0 ? polled[p].revents : 0;
-      if (events == 0 && !link->writes()) continue;
+      if (!link.open() || (events == 0 && !link.writes())) continue;
       if ((events & ~POLLOUT) != 0) {
-        link->Read();
+        link.Read();
         changed_.notify_all();
       }
-      link->Write();
+      link.Write();
       // The main thread has its turn between those of two connections.
       lock.unlock();
       lock.lock();

@@ -4,7 +4,7 @@
 
 #include <condition_variable>
 #include <cstdint>
-#include <memory>
+#include <deque>
 #include <mutex>
 #include <string>
 #include <thread>
@@ -20,7 +20,7 @@ class LinkSet {
  public:
   using Lock = std::unique_lock<std::mutex>;
 
-  /// Whom the thread works for, with the mutex held except for fd.
+  /// The thread calls it with the mutex held, except for fd.
   class Watcher {
    public:
     virtual ~Watcher() = default;
@@ -29,42 +29,43 @@ class LinkSet {
     virtual int fd() const = 0;
     /// Takes a message, whole.
     virtual void OnTalk(int process, uint8_t channel, std::string bytes) = 0;
-    /// Called every time the thread has looked around; returns when it is to look again at the
-    /// latest. May release the mutex meanwhile.
+    /// Called after each turn of the thread; returns the time of the next at the latest. May
+    /// release the mutex meanwhile.
     virtual Clock::time_point OnTurn(Lock& lock) = 0;
   };
-  /// `streams` by process; none to this one itself and to those that it has no connection to.
+  /// `streams` by process: process 0 has one to each other, the others have one to process 0.
   LinkSet(int self, std::vector<Stream> streams);
   LinkSet(const LinkSet&) = delete;
   ~LinkSet();
 
   /// The watcher must outlive the thread. Throws Error where the system has no room for one.
   void Start(Watcher* watcher);
-  /// Ends the thread, which writes what is left, for a second at most.
+  /// Ends the thread, which writes the rest for a second at most.
   void Stop();
 
   int self() const { return self_; }
-  int size() const { return static_cast<int>(links_.size()); }
+  int size() const { return size_; }
   /// Guards everything below, and the state of the watcher.
   std::mutex& mutex() { return mutex_; }
-  /// Notified when something came that a main thread may wait for.
+  /// Notified when a message came that a main thread may wait for.
   std::condition_variable& changed() { return changed_; }
 
-  /// Null to itself and to those that it has no connection to.
-  Link* At(int process) const { return links_[static_cast<size_t>(process)].get(); }
+  std::deque<Link>& all() { return links_; }
+  /// Null for a process that it has no connection to.
+  Link* At(int process);
   bool AnyOpen() const;
-  /// Writes at once what the connection takes; the thread writes the rest.
-  void Flush(int process);
-  /// Has the thread look around.
+  /// Writes as much as the connection takes; the thread writes the rest.
+  void Flush(Link* link);
+  /// Begins a turn of the thread.
   void Wake() const { Ring(bell_); }
 
  private:
   void Run();
   bool Prepare(std::vector<pollfd>* polled) const;
 
-  const int self_;
+  const int self_, size_;
   Watcher* watcher_ = nullptr;
-  std::vector<std::unique_ptr<Link>> links_;
+  std::deque<Link> links_;
   const Socket bell_;
   std::mutex mutex_;
   std::condition_variable changed_;

@@ -142,9 +142,7 @@ void Watch::End() {
   if (!options_.exit) EndProcess(code, signal_);
   options_.exit(code);
   // Nobody waits for the connections of a process that has ended.
-  for (int p = 0; p < size_; ++p) {
-    if (Link* const link = links_.At(p)) link->EndSending();
-  }
+  for (Link& link : links_.all()) link.EndSending();
   Over(Phase::kEnded);
 }
 

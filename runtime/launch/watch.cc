@@ -32,10 +32,9 @@ Watch::Watch(LinkSet& links, const Progress& progress, const Control::Options& o
       progress_(progress),
       options_(options),
       members_(static_cast<size_t>(size_)) {
-  for (int p = 0; p < size_; ++p) {
-    At(p).watched = p == rank_ || links_.At(p) != nullptr;
-    At(p).told = At(p).moved = now_;
-  }
+  for (Member& member : members_) member.told = member.moved = now_;
+  At(rank_).watched = true;
+  for (const Link& link : links_.all()) At(link.process()).watched = true;
   if (options_.catch_signals) catcher_.emplace();
 }
 
@@ -47,10 +46,8 @@ Clock::time_point Watch::OnTurn(LinkSet::Lock& lock) {
       away_ = now_ - before;
       back_ = now_;
     }
-    for (int p = 0; p < size_; ++p) {
-      At(p).moved = now_;
-      if (Link* const link = links_.At(p)) link->Excuse(now_);
-    }
+    for (Member& member : members_) member.moved = now_;
+    for (Link& link : links_.all()) link.Excuse(now_);
   }
   if (!over()) Advance();
   WakeOnce(lock);
@@ -105,12 +102,12 @@ void Watch::ReadSignals() {
 }
 
 void Watch::NoticeLosses() {
-  for (int p = 0; p < size_; ++p) {
-    const Link* const link = links_.At(p);
-    if (link == nullptr || link->open() || At(p).lost) continue;
-    At(p).lost = now_;
+  for (const Link& link : links_.all()) {
+    Member& member = At(link.process());
+    if (link.open() || member.lost) continue;
+    member.lost = now_;
     if (phase_ != Phase::kWatching) continue;
-    Add({FaultKind::kLost, p, link->reason()});
+    Add({FaultKind::kLost, link.process(), link.reason()});
     Suspect();
   }
 }
@@ -169,11 +166,10 @@ void Watch::TakeFault(int from, Fault fault) {
 }
 
 void Watch::Keep() {
-  for (int p = 0; p < size_; ++p) {
-    Link* const link = links_.At(p);
-    if (link != nullptr && link->open() && now_ - link->heard() > options_.silence) {
-      link->Close("it was silent for " + SecondsText(options_.silence) +
-                  " (it is suspended, or its machine or network is gone)");
+  for (Link& link : links_.all()) {
+    if (link.open() && now_ - link.heard() > options_.silence) {
+      link.Close("it was silent for " + SecondsText(options_.silence) +
+                 " (it is suspended, or its machine or network is gone)");
       away_ = {};  // this process was back in time to see it
     }
   }
@@ -244,10 +240,9 @@ void Watch::BeginFinishing() {
   known_.reset();
   backstop_.reset();
   if (rank_ == 0) SendToAll(kFinished);
-  for (int p = 0; p < size_; ++p) {
-    if (Link* const link = links_.At(p)) link->EndSending();
-    // The main thread may end the process at once.
-    links_.Flush(p);
+  for (Link& link : links_.all()) {
+    link.EndSending();
+    links_.Flush(&link);  // the main thread may end the process at once
   }
   links_.changed().notify_all();
 }
@@ -275,7 +270,9 @@ void Watch::Finish() {
 }
 
 void Watch::SendData(int process, std::string bytes) {
-  if (Link* const link = links_.At(process)) link->PutLong(kData, std::move(bytes));
+  Link* const link = links_.At(process);
+  link->PutLong(kData, std::move(bytes));
+  links_.Flush(link);
 }
 
 void Watch::SendTo(int process, Talk talk, const std::string& bytes) {
@@ -283,7 +280,7 @@ void Watch::SendTo(int process, Talk talk, const std::string& bytes) {
 }
 
 void Watch::SendToAll(Talk talk, const std::string& bytes) {
-  for (int p = 0; p < size_; ++p) SendTo(p, talk, bytes);
+  for (Link& link : links_.all()) link.Put(talk, bytes);
 }
 
 Beat Watch::Look() const {

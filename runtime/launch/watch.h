@@ -42,6 +42,7 @@ class Watch : public LinkSet::Watcher {
   Clock::time_point OnTurn(LinkSet::Lock& lock) override;
 
   // By the main thread, which wakes the links afterwards.
+  /// Sends data over the connection to a process.
   void SendData(int process, std::string bytes);
   /// Data of a process that the main thread has not taken, the oldest first.
   std::deque<std::string>& Incoming(int process) { return At(process).incoming; }

@@ -6,7 +6,7 @@
 
 namespace contraflow {
 
-/// Who started the processes of a job.
+/// The program that started the processes of a job.
 enum class Launcher { kNone, kMpirun, kSrun, kTorchrun };
 
 /// This process among those of its job, as its launcher says in the environment.
@@ -29,8 +29,8 @@ using Environment = std::function<const char*(const char* name)>;
 /// torchrun's agent holds MASTER_PORT itself (TORCHELASTIC_USE_AGENT_STORE), the port is the next
 /// one. MASTER_ADDR and MASTER_PORT belong to any launcher; srun without them gives the first host
 /// of its node list, mpirun on one machine that machine, and both a port that follows from the name
-/// of the job. Throws Error, naming
-/// the variable, where one is missing, no number, or out of range.
+/// of the job. Throws Error with the name of a variable that is missing, no number, or out of
+/// range.
 World ReadWorld(const Environment& get);
 
 /// The first host of a SLURM node list such as `gpu[003-010,12],login1`: gpu003. Throws Error if it

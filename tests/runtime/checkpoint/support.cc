@@ -8,7 +8,6 @@
 #include <bit>
 #include <csignal>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <iterator>
@@ -18,7 +17,6 @@
 
 #include "kernels/host/random.h"
 #include "runtime/checkpoint/folder.h"
-#include "tests/support/test_folder.h"
 
 namespace contraflow {
 namespace {
@@ -38,17 +36,6 @@ float ValueAt(uint64_t key, size_t index) {
 }
 
 }  // namespace
-
-CheckpointFolder::CheckpointFolder() {
-  std::string name = (TemporaryRoot() / "checkpoint_test-XXXXXX").string();
-  if (mkdtemp(name.data()) == nullptr) throw std::runtime_error("cannot make " + name);
-  root = name;
-}
-
-CheckpointFolder::~CheckpointFolder() {
-  std::error_code ignored;
-  fs::remove_all(root, ignored);
-}
 
 std::string CheckpointFolder::File(int step, int shard) const {
   const std::string name = shard < 0 ? std::string(kManifestName) : ShardName(shard);

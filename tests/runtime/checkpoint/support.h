@@ -10,26 +10,24 @@
 #include "runtime/checkpoint/checkpoint.h"
 #include "runtime/checkpoint/writer.h"
 #include "runtime/host/stage.h"
+#include "tests/support/test_folder.h"
 
 namespace contraflow {
 
-/// A fresh folder, gone with all its content at the end.
+/// A folder for checkpoints in a fresh one.
 struct CheckpointFolder {
-  CheckpointFolder();
-  CheckpointFolder(const CheckpointFolder&) = delete;
-  ~CheckpointFolder();
-
-  /// A folder in it that is not there yet.
-  std::string path() const { return (root / "checkpoints").string(); }
-  /// Of a file of a checkpoint: shard < 0 is the manifest.
+  /// It does not exist yet.
+  std::string path() const { return folder.File("checkpoints"); }
+  /// The name of a file of a checkpoint: shard < 0 is the manifest.
   std::string File(int step, int shard = -1) const;
   /// The names in path(), hidden ones too but for the lock, sorted and separated by a space.
   std::string Names() const;
-  /// The step of the newest checkpoint, whose values must be those of CutModel::Set; else with what
-  /// is wrong behind it. "none" if there is none.
+  /// The step of the newest checkpoint, followed by the first value that is not CutModel::Set's.
+  /// "none" if there is none.
   std::string Newest() const;
 
-  std::filesystem::path root;
+  const TestFolder folder;
+  const std::filesystem::path& root = folder.path;
 };
 
 /// Eight layers, four experts, and very little in them.

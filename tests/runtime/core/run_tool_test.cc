@@ -55,6 +55,16 @@ Outcome RunTool(const PlanFolder& folder, const std::string& arguments,
           ReadFile(folder.File("err"), 1 << 20)};
 }
 
+/// The tool fails with the code and this error alone.
+void CheckError(const PlanFolder& folder, const std::string& arguments, int code,
+                const std::string& error) {
+  CAPTURE(arguments);
+  const Outcome run = RunTool(folder, arguments);
+  CHECK(run.code == code);
+  CHECK(run.out == "");
+  CHECK(run.err == "contraflow-run: error: " + error + "\n");
+}
+
 TEST_SUITE("cli") {
   TEST_CASE("contraflow-run: trains checks and reports") {
     const PlanFolder folder;
@@ -153,11 +163,7 @@ TEST_SUITE("cli") {
     const PlanFolder folder;
     const Model tiny = ReadModel("tiny");
     const auto expect = [&](const std::string& arguments, const std::string& error, int code = 1) {
-      CAPTURE(arguments);
-      const Outcome run = RunTool(folder, arguments);
-      CHECK(run.code == code);
-      CHECK(run.out == "");
-      CHECK(run.err == "contraflow-run: error: " + error + "\n");
+      CheckError(folder, arguments, code, error);
     };
     const std::string plan = folder.GroupFile(tiny, "1f1b", 2, Level::kComponent);
     for (const char* capacity : {"0", "-1", "0.009", "65"}) {
@@ -289,11 +295,7 @@ TEST_SUITE("cli") {
     const PlanFolder folder;
     const std::string plan = folder.PlanFile("1f1b", 2, 4);
     const auto expect = [&](const std::string& arguments, int code, const std::string& error) {
-      CAPTURE(arguments);
-      const Outcome run = RunTool(folder, arguments);
-      CHECK(run.code == code);
-      CHECK(run.out == "");
-      CHECK(run.err == "contraflow-run: error: " + error + "\n");
+      CheckError(folder, arguments, code, error);
     };
     expect("", 2, "PLAN is required; see contraflow-run --help");
     expect(plan + " --stepz 3", 2,

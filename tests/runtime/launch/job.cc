@@ -18,12 +18,10 @@
 
 #include "tests/support/held_port.h"
 #include "tests/support/mpirun_ports.h"
-#include "tests/support/test_folder.h"
 
 namespace contraflow {
 namespace {
 
-namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
 
 constexpr std::chrono::milliseconds kGlance{2};
@@ -168,17 +166,6 @@ std::vector<char*> Pointers(Words* words) {
 
 }  // namespace
 
-JobFolder::JobFolder() {
-  std::string name = (TemporaryRoot() / "contraflow-job-XXXXXX").string();
-  if (mkdtemp(name.data()) == nullptr) throw std::runtime_error("cannot make " + name);
-  path_ = name;
-}
-
-JobFolder::~JobFolder() {
-  std::error_code ignored;
-  fs::remove_all(path_, ignored);
-}
-
 std::string ReadText(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   std::ostringstream text;
@@ -313,6 +300,12 @@ std::string LaunchedJob::Err(int process) const {
   return ReadText(OutputName("err", static_cast<size_t>(process)));
 }
 
+std::string LaunchedJob::Everything() const {
+  std::string text;
+  for (int p = 0; p < processes(); ++p) text += Out(p) + Err(p);
+  return text;
+}
+
 std::string LaunchedJob::Story() const {
   std::string story;
   for (int p = 0; p < processes(); ++p) {
@@ -341,13 +334,13 @@ int FreePort() {
   throw std::runtime_error("no free port");
 }
 
-void RunTool(const JobFolder& folder, const std::string& words) {
+void RunTool(const TestFolder& folder, const std::string& words) {
   const std::string log = folder.File("tool.log");
   const std::string command = std::string(CF_TOOL) + " " + words + " >" + log + " 2>&1";
   if (std::system(command.c_str()) != 0) throw std::runtime_error(command + ": " + ReadText(log));
 }
 
-std::string CompilePlan(const JobFolder& folder, const std::string& name,
+std::string CompilePlan(const TestFolder& folder, const std::string& name,
                         const std::string& words) {
   const std::string file = folder.File(name + ".json");
   RunTool(folder, "compile " + words + " -o " + file);

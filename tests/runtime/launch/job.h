@@ -4,30 +4,18 @@
 
 #include <chrono>
 #include <csignal>
-#include <filesystem>
 #include <map>
 #include <set>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "tests/support/test_folder.h"
+
 namespace contraflow {
 
 /// In seconds: long enough for anything that is not stuck, however busy the machine.
 constexpr double kPatience = 200;
-
-/// A folder for the files of one test; removed with all that is in it.
-class JobFolder {
- public:
-  JobFolder();
-  JobFolder(const JobFolder&) = delete;
-  ~JobFolder();
-
-  std::string File(const std::string& name) const { return path_ / name; }
-
- private:
-  std::filesystem::path path_;
-};
 
 /// Whole file; "" if it cannot be read.
 std::string ReadText(const std::string& path);
@@ -86,8 +74,9 @@ class LaunchedJob {
   const Ending& ending(int process) const { return At(process).ending; }
   std::string Out(int process) const;
   std::string Err(int process) const;
-  /// Everything that was printed, process by process, with how each ended: what a failed check
-  /// shows.
+  /// The outputs and errors of all.
+  std::string Everything() const;
+  /// The same with the end of each process, for failed checks.
   std::string Story() const;
 
  private:
@@ -103,7 +92,7 @@ class LaunchedJob {
   bool Reap();
   void End();
 
-  JobFolder folder_;
+  TestFolder folder_;
   std::string mark_;  // in the environment of all that belongs to the job
   std::vector<Member> members_;
 };
@@ -114,9 +103,10 @@ class LaunchedJob {
 int FreePort();
 
 /// Runs the built tool `contraflow`, which must end well.
-void RunTool(const JobFolder& folder, const std::string& words);
+void RunTool(const TestFolder& folder, const std::string& words);
 /// Compiles a plan with it: `words` without --output. Returns the file's name.
-std::string CompilePlan(const JobFolder& folder, const std::string& name, const std::string& words);
+std::string CompilePlan(const TestFolder& folder, const std::string& name,
+                        const std::string& words);
 
 /// How often `part` is in `text`.
 int CountOf(std::string_view text, std::string_view part);

@@ -39,12 +39,6 @@ double SecondsBetween(Clock::time_point from, Clock::time_point to) {
 
 void Sleep(double seconds) { std::this_thread::sleep_for(std::chrono::duration<double>(seconds)); }
 
-std::string Everything(const LaunchedJob& job) {
-  std::string text;
-  for (int p = 0; p < job.processes(); ++p) text += job.Out(p) + job.Err(p);
-  return text;
-}
-
 bool OthersEnded(const LaunchedJob& job, int victim) {
   for (int p = 0; p < job.processes(); ++p) {
     if (p != victim && !job.ending(p).ended) return false;
@@ -54,7 +48,7 @@ bool OthersEnded(const LaunchedJob& job, int victim) {
 
 /// So many reports, one where it is not said, with this beginning of their first line.
 void CheckReports(const LaunchedJob& job, const std::string& line, int count = 1) {
-  const std::string all = Everything(job);
+  const std::string all = job.Everything();
   CHECK(CountOf(all, "contraflow-run: error: ") == count);
   CHECK(CountOf(all, "contraflow-run: error: " + line) == count);
 }
@@ -68,10 +62,8 @@ void CheckLossReports(const LaunchedJob& job, int processes, int victim,
 
 /// All have ended, not well, within the bound since `since`, and one report names the lost rank.
 void CheckStopped(LaunchedJob& job, int victim, Clock::time_point since) {
-  const bool ended = job.Wait(kPatience);
-  const std::string story = job.Story();
-  CAPTURE(story);
-  CHECK(ended);
+  CAPTURE(job.Story());
+  CHECK(job.Wait(kPatience));
   for (int p = 0; p < job.processes(); ++p) {
     CAPTURE(p);
     CHECK(job.ending(p).code != 0);
@@ -137,10 +129,8 @@ struct Trial {
     JobSpec spec = Spec(std::to_string(steps), checkpoints, every, {"--resume", "--json"});
     spec.style = style;
     LaunchedJob job(spec);
-    const bool ended = job.Wait(kPatience);
-    const std::string story = job.Story();
-    CAPTURE(story);
-    CHECK(ended);
+    CAPTURE(job.Story());
+    CHECK(job.Wait(kPatience));
     for (int p = 0; p < job.processes(); ++p) CHECK(job.ending(p).code == 0);
     const Trained trained = TrainedBy(job.Out(0));
     CHECK(trained.weights == whole.weights);
@@ -150,7 +140,7 @@ struct Trial {
     return newest;
   }
 
-  JobFolder folder;
+  TestFolder folder;
   int ranks;
   Words words;                      // but for the number of steps
   std::map<int, Trained> expected;  // by that
@@ -170,10 +160,8 @@ void CheckKills(const std::string& schedule, int ranks, unsigned seed) {
     CAPTURE(delay);
     const std::string checkpoints = trial.folder.File("checkpoints-" + std::to_string(kill));
     LaunchedJob job(trial.Spec(kEndless, checkpoints, every));
-    const bool runs = job.WaitForLines("step ", step, kPatience);
-    const std::string story = job.Story();
-    CAPTURE(story);
-    REQUIRE(runs);
+    CAPTURE(job.Story());
+    REQUIRE(job.WaitForLines("step ", step, kPatience));
     Sleep(delay);
     const Clock::time_point killed = Clock::now();
     REQUIRE(job.Signal(victim, SIGKILL));
@@ -209,17 +197,15 @@ TEST_SUITE("jobs") {
           trial.Spec(kEndless, trial.folder.File("checkpoints"), 1, {"--rendezvous-timeout", "1"}));
       Sleep(static_cast<double>(random() % 1000) * 3e-5);
       job.Signal(victim, SIGKILL);
-      const bool ended = job.Wait(kPatience);
-      const std::string story = job.Story();
-      CAPTURE(story);
-      CHECK(ended);
+      CAPTURE(job.Story());
+      CHECK(job.Wait(kPatience));
       for (int p = 0; p < job.processes(); ++p) CHECK(job.ending(p).code != 0);
       CHECK(job.Living().empty());
     }
   }
 
   TEST_CASE("killed: expert groups name the member") {
-    const JobFolder folder;
+    const TestFolder folder;
     JobSpec spec;
     spec.processes = 4;
     spec.words = {CompilePlan(folder, "plan",
@@ -230,10 +216,8 @@ TEST_SUITE("jobs") {
     REQUIRE(job.WaitForLines("step ", 2, kPatience));
     const Clock::time_point killed = Clock::now();
     REQUIRE(job.Signal(3, SIGKILL));
-    const bool ended = job.Wait(kPatience);
-    const std::string story = job.Story();
-    CAPTURE(story);
-    CHECK(ended);
+    CAPTURE(job.Story());
+    CHECK(job.Wait(kPatience));
     CheckReports(job, "member 1 rank 1 was lost: ");
     for (int p = 0; p < 3; ++p) {
       CHECK(job.ending(p).code > 0);
@@ -248,24 +232,19 @@ TEST_SUITE("jobs") {
       const std::string checkpoints = trial.folder.File("asked-" + std::to_string(victim));
       // No checkpoint but that of the end.
       LaunchedJob job(trial.Spec(kEndless, checkpoints, 1'000'000));
-      const bool runs = job.WaitForLines("step ", 3, kPatience);
-      const std::string before = job.Story();
-      CAPTURE(before);
-      REQUIRE(runs);
+      CAPTURE(job.Story());
+      REQUIRE(job.WaitForLines("step ", 3, kPatience));
       REQUIRE(job.Signal(victim, victim == 3 ? SIGUSR1 : SIGTERM));
-      const bool ended = job.Wait(kPatience);
-      const std::string story = job.Story();
-      CAPTURE(story);
-      CHECK(ended);
+      CHECK(job.Wait(kPatience));
       for (int p = 0; p < job.processes(); ++p) CHECK(job.ending(p).code == 76);
-      CHECK(CountOf(Everything(job), "error") == 0);
+      CHECK(CountOf(job.Everything(), "error") == 0);
       CHECK(job.Living().empty());
       CHECK(trial.CheckResumed(checkpoints, 1000) == CountOf(job.Out(0), "\nstep "));
     }
   }
 
   TEST_CASE("SIGSTOP of one rank: the others give up") {
-    const JobFolder folder;
+    const TestFolder folder;
     JobSpec spec;
     spec.processes = 3;
     spec.words = {CompilePlan(folder, "plan", "--schedule 1f1b --ranks 3 --microbatches 6"),
@@ -278,14 +257,13 @@ TEST_SUITE("jobs") {
     for (const int victim : {0, 2}) {
       CAPTURE(victim);
       LaunchedJob job(spec);
+      CAPTURE(job.Story());
       REQUIRE(job.WaitForLines("step ", 2, kPatience));
       const Clock::time_point stopped = Clock::now();
       REQUIRE(job.Signal(victim, SIGSTOP));
       while (!OthersEnded(job, victim) && SecondsBetween(stopped, Clock::now()) < kPatience) {
         job.Wait(0.02);
       }
-      const std::string while_stopped = job.Story();
-      CAPTURE(while_stopped);
       for (int p = 0; p < job.processes(); ++p) {
         CAPTURE(p);
         CHECK(job.ending(p).ended == (p != victim));
@@ -294,7 +272,7 @@ TEST_SUITE("jobs") {
         CHECK(SecondsBetween(stopped, job.ending(p).when) < 4 + kEndSeconds);
       }
       // Either is true by then: it is silent, and nobody gets on.
-      const std::string name = "rank " + std::to_string(victim), all = Everything(job);
+      const std::string name = "rank " + std::to_string(victim), all = job.Everything();
       if (CountOf(all, "no rank has made progress for 4 s\n") > 0) {
         CheckReports(job, "no rank has made progress for 4 s\n");
         CHECK(CountOf(all, "\n  " + name + "  did not answer; ") == 1);
@@ -303,10 +281,7 @@ TEST_SUITE("jobs") {
       }
       // It finds that it is alone, and ends too.
       job.Signal(victim, SIGCONT);
-      const bool ended = job.Wait(kPatience);
-      const std::string story = job.Story();
-      CAPTURE(story);
-      CHECK(ended);
+      CHECK(job.Wait(kPatience));
       CHECK(job.ending(victim).code > 0);
       CHECK(job.Living().empty());
     }
@@ -324,17 +299,12 @@ TEST_SUITE("jobs") {
       JobSpec spec = trial.Spec(kEndless, checkpoints, 1);
       spec.style = JobStyle::kMpirun;
       LaunchedJob job(spec);
-      const bool runs = job.WaitForLines("step ", 1 + victim, kPatience);
-      const std::string before = job.Story();
-      CAPTURE(before);
-      REQUIRE(runs);
+      CAPTURE(job.Story());
+      REQUIRE(job.WaitForLines("step ", 1 + victim, kPatience));
       Sleep(static_cast<double>(random() % 1000) * 1e-5);
       const Clock::time_point killed = Clock::now();
       REQUIRE(job.Signal(victim, SIGKILL));
-      const bool ended = job.Wait(kPatience);
-      const std::string story = job.Story();
-      CAPTURE(story);
-      CHECK(ended);
+      CHECK(job.Wait(kPatience));
       CHECK(job.ending(0).code > 0);
       CHECK(SecondsBetween(killed, job.ending(0).when) < kEndSeconds);
       CheckLossReports(job, trial.ranks, victim);

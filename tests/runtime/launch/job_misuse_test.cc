@@ -101,20 +101,13 @@ struct Bench {
     return {plan, "--model", "tiny", "--rendezvous-timeout", std::to_string(seconds)};
   }
 
-  JobFolder folder;
+  TestFolder folder;
   std::string plan, other;
 };
 
 /// A wait that is to run out, in seconds: long enough for all processes to start in, however busy
 /// the machine.
 constexpr int kBrief = 4;
-
-/// All that a job printed.
-std::string Everything(const LaunchedJob& job) {
-  std::string text;
-  for (int p = 0; p < job.processes(); ++p) text += job.Out(p) + job.Err(p);
-  return text;
-}
 
 /// How often a refusal may say what it says: once for all processes, or once for each that sees it.
 enum class Voices { kOne, kSome };
@@ -124,15 +117,13 @@ enum class Voices { kOne, kSome };
 void CheckRefused(const JobSpec& spec, std::string_view text, Voices voices = Voices::kOne,
                   int code = 1) {
   LaunchedJob job(spec);
-  const bool ended = job.Wait(kPatience);
-  const std::string story = job.Story();
-  CAPTURE(story);
+  CAPTURE(job.Story());
   CAPTURE(text);
-  CHECK(ended);
+  CHECK(job.Wait(kPatience));
   for (int p = 0; p < job.processes(); ++p) {
     if (!spec.absent.contains(p)) CHECK(job.ending(p).code == code);
   }
-  const std::string all = Everything(job);
+  const std::string all = job.Everything();
   const int times = CountOf(all, text);
   CHECK(times >= 1);
   if (voices == Voices::kOne) {
@@ -267,10 +258,8 @@ TEST_SUITE("jobs") {
     spec.environment = {{"MASTER_PORT", port}, {"CONTRAFLOW_SECRET", "of this job"}};
     CheckRefused(spec, "does not know the secret of this job");
     // The stranger changes nothing for the older job, which names him.
-    const bool ended = waiting.Wait(kPatience);
-    const std::string story = waiting.Story();
-    CAPTURE(story);
-    CHECK(ended);
+    CAPTURE(waiting.Story());
+    CHECK(waiting.Wait(kPatience));
     CHECK(waiting.ending(0).code == 1);
     CHECK(CountOf(waiting.Err(0), "rank 1 of 2 did not reach") == 1);
     CHECK(CountOf(waiting.Err(0), "127.0.0.1") >= 2);
@@ -300,12 +289,11 @@ TEST_SUITE("jobs") {
     const std::string file = bench.folder.File("secret");
     WriteText(file, "known to this job alone\n");
     LaunchedJob job(bench.Spec({"--secret-file", file}));
+    CAPTURE(job.Story());
     CHECK(job.Wait(kPatience));
-    const std::string story = job.Story();
-    CAPTURE(story);
     CHECK(job.ending(0).code == 0);
     CHECK(job.ending(1).code == 0);
-    CHECK(CountOf(story, "known to this job") == 0);
+    CHECK(CountOf(job.Story(), "known to this job") == 0);
   }
 
   TEST_CASE("refused: what launchers never say") {

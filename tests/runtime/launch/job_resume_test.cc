@@ -43,23 +43,21 @@ struct Bench {
   /// Trains so many steps with a checkpoint after each second one.
   void Train(int steps) const {
     LaunchedJob job(Spec(steps, {"--checkpoint-every", "2"}));
+    CAPTURE(job.Story());
     CHECK(job.Wait(kPatience));
-    const std::string story = job.Story();
-    CAPTURE(story);
     REQUIRE(job.ending(0).code == 0);
     REQUIRE(job.ending(1).code == 0);
   }
 
-  JobFolder folder;
+  TestFolder folder;
   std::string checkpoints, model, plan;
 };
 
 /// The job's one JSON document.
 Trained Finish(const JobSpec& spec) {
   LaunchedJob job(spec);
+  CAPTURE(job.Story());
   CHECK(job.Wait(kPatience));
-  const std::string story = job.Story();
-  CAPTURE(story);
   for (int p = 0; p < job.processes(); ++p) CHECK(job.ending(p).code == 0);
   return TrainedBy(job.Out(0));
 }
@@ -67,14 +65,10 @@ Trained Finish(const JobSpec& spec) {
 /// All processes end with 1, and one error has all these parts.
 void CheckRefused(const JobSpec& spec, const Words& parts) {
   LaunchedJob job(spec);
+  CAPTURE(job.Story());
   CHECK(job.Wait(kPatience));
-  const std::string story = job.Story();
-  CAPTURE(story);
-  std::string all;
-  for (int p = 0; p < job.processes(); ++p) {
-    CHECK(job.ending(p).code == 1);
-    all += job.Out(p) + job.Err(p);
-  }
+  for (int p = 0; p < job.processes(); ++p) CHECK(job.ending(p).code == 1);
+  const std::string all = job.Everything();
   CHECK(CountOf(all, "error: ") == 1);
   for (const std::string& part : parts) {
     CAPTURE(part);
@@ -152,9 +146,8 @@ TEST_SUITE("jobs") {
   TEST_CASE("resumed: an empty folder begins with step 1 and says so") {
     const Bench bench;
     LaunchedJob job(bench.Spec(2, {"--resume"}));
+    CAPTURE(job.Story());
     CHECK(job.Wait(kPatience));
-    const std::string story = job.Story();
-    CAPTURE(story);
     CHECK(job.ending(0).code == 0);
     CHECK(CountOf(job.Out(0), "no checkpoint in " + bench.checkpoints +
                                   " yet: starting at step 1\nstep 1 ") == 1);

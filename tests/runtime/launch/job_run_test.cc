@@ -25,10 +25,8 @@ constexpr const char* kModelWithFourLayers =
 /// Runs the job, which must end well, and gives what it trained.
 Trained CheckJob(const JobSpec& spec) {
   LaunchedJob job(spec);
-  const bool ended = job.Wait(kPatience);
-  const std::string story = job.Story();
-  CAPTURE(story);
-  CHECK(ended);
+  CAPTURE(job.Story());
+  CHECK(job.Wait(kPatience));
   for (int p = 0; p < job.processes(); ++p) {
     CHECK(job.ending(p).code == 0);
     CHECK(job.Err(p) == "");
@@ -47,7 +45,7 @@ void CheckSame(const Trained& trained, const Trained& expected) {
 /// The plan in every way: strict or not, compared with one rank or not.
 void CheckPlan(JobStyle style, const Case& plan, const Words& variants) {
   CAPTURE(plan.name);
-  const JobFolder folder;
+  const TestFolder folder;
   const std::string file = CompilePlan(folder, plan.name, plan.compile);
   const Words words = {file, "--model", "tiny", "--steps", "2"};
   const Trained expected = TrainWithThreads(words);
@@ -75,7 +73,7 @@ const Case kGroups = {"groups", 8,
 
 TEST_SUITE("jobs") {
   TEST_CASE("threads: a schedule of PyTorch's that adds micro-batches last first") {
-    const JobFolder folder;
+    const TestFolder folder;
     const std::string plan = folder.File("plan.json");
     RunTool(folder,
             "import " CF_TEST_DIR "/reference/torch_LoopedBFS.csv --from torch-csv -o " + plan);
@@ -85,7 +83,7 @@ TEST_SUITE("jobs") {
   }
 
   TEST_CASE("torchrun: a process needs the head of a plan folder and its own rank's file only") {
-    const JobFolder folder;
+    const TestFolder folder;
     const std::string compile =
         "compile --schedule 1f1b --ranks 2 --data-parallel 2 --costs moe-unit --model tiny "
         "--level buffer --microbatches ";
@@ -117,9 +115,8 @@ TEST_SUITE("jobs") {
     // With the head of another plan its program fits too, but not to the others'.
     part(other, 3);
     LaunchedJob job(spec);
+    CAPTURE(job.Story());
     CHECK(job.Wait(kPatience));
-    const std::string story = job.Story();
-    CAPTURE(story);
     CHECK(job.ending(0).code != 0);
     CHECK(job.Err(0).find("has a different plan than") != std::string::npos);
   }
@@ -171,7 +168,7 @@ TEST_SUITE("jobs") {
   }
 
   TEST_CASE("srun: with an address and a secret of its own") {
-    const JobFolder folder;
+    const TestFolder folder;
     const std::string file = CompilePlan(folder, kTwo.name, kTwo.compile);
     const Words words = {file, "--model", "tiny", "--steps", "2"};
     JobSpec spec;
@@ -194,7 +191,7 @@ TEST_SUITE("jobs") {
   }
 
   TEST_CASE("torchrun: however the processes stand for the devices") {
-    const JobFolder folder;
+    const TestFolder folder;
     const std::string file = CompilePlan(
         folder, "cube",
         "--schedule 1f1b --ranks 2 --microbatches 2 --data-parallel 2 --expert-parallel 2 --costs "
@@ -212,7 +209,7 @@ TEST_SUITE("jobs") {
   }
 
   TEST_CASE("any number of ranks trains the weights that one rank trains") {
-    const JobFolder folder;
+    const TestFolder folder;
     const std::string model = folder.File("four-layers.json");
     WriteText(model, kModelWithFourLayers);
     const auto train = [&](int ranks) {

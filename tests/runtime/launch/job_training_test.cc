@@ -56,7 +56,7 @@ struct Bench {
     return spec;
   }
 
-  JobFolder folder;
+  TestFolder folder;
   std::string checkpoints, model;
 };
 
@@ -72,10 +72,8 @@ TEST_SUITE("jobs") {
 
     const auto kill_after = [&](int steps, const JobSpec& spec) {
       LaunchedJob job(spec);
-      const bool there = job.WaitForLines("step ", steps, kPatience);
-      const std::string story = job.Story();
-      CAPTURE(story);
-      REQUIRE(there);
+      CAPTURE(job.Story());
+      REQUIRE(job.WaitForLines("step ", steps, kPatience));
       for (int p = 0; p < spec.processes; ++p) job.Signal(p, SIGKILL);
       CHECK(job.Wait(kPatience));
     };
@@ -87,9 +85,8 @@ TEST_SUITE("jobs") {
     JobSpec last = bench.Resuming(bench.Plan("1f1b", 2), 2, log);
     last.words.push_back("--json");
     LaunchedJob job(last);
+    CAPTURE(job.Story());
     CHECK(job.Wait(kPatience));
-    const std::string story = job.Story();
-    CAPTURE(story);
     CHECK(job.ending(0).code == 0);
     CHECK(TrainedBy(job.Out(0)).weights == undisturbed.weights);
 
@@ -113,9 +110,8 @@ TEST_SUITE("jobs") {
     spec.processes = 2;
     spec.words = bench.WordsFor(bench.Plan("1f1b", 2), log);
     LaunchedJob job(spec);
+    CAPTURE(job.Story());
     CHECK(job.Wait(kPatience));
-    const std::string story = job.Story();
-    CAPTURE(story);
     CHECK(job.ending(0).code == 1);
     CHECK(CountOf(job.Err(0), "has something else than the steps of a training") == 1);
     CHECK(ReadText(log) == "not a log\n");

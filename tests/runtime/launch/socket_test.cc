@@ -10,6 +10,7 @@
 #include <thread>
 #include <vector>
 
+#include "tests/runtime/launch/gathering.h"
 #include "tests/support/failure.h"
 #include "tests/support/held_port.h"
 
@@ -19,8 +20,6 @@ namespace {
 using std::chrono::milliseconds;
 
 Clock::time_point In(int ms) { return Clock::now() + milliseconds(ms); }
-/// For what should take no time, however busy the machine.
-Clock::time_point Soon() { return In(100'000); }
 
 Socket Await(const Socket& listener) {
   pollfd entry{listener.fd(), POLLIN, 0};
@@ -30,17 +29,7 @@ Socket Await(const Socket& listener) {
   return socket;
 }
 
-struct Pair {
-  Socket a, b;
-
-  Pair() {
-    const Socket listener = Listen({"127.0.0.1", 0});
-    a = Connect(LocalAddress(listener), Soon());
-    b = Await(listener);
-  }
-};
-
-/// What comes next; "" where the other side has closed.
+/// Returns the next bytes; "" if the other side has closed.
 std::string Receive(const Socket& socket) {
   REQUIRE(AwaitReady(socket, false, Soon()));
   char bytes[16];
@@ -55,8 +44,8 @@ void CheckJoined(const Socket& a, const Socket& b) {
   CHECK(LocalAddress(b).Text() == PeerAddress(a).Text());
 }
 
-bool HasIPv6() {
-  return Failure([] { Listen({"::1", 0}); }) == "accepted";
+std::string ListenFailure(const Address& at) {
+  return Failure([&] { Listen(at); });
 }
 
 TEST_SUITE("unit") {
@@ -76,7 +65,7 @@ TEST_SUITE("unit") {
   TEST_CASE("socket: connections over IPv4 and IPv6 and names") {
     std::vector<std::pair<std::string, std::string>> hosts = {
         {"127.0.0.1", "127.0.0.1"}, {"localhost", "localhost"}, {"", "127.0.0.1"}};
-    if (HasIPv6()) {
+    if (ListenFailure({"::1", 0}) == "accepted") {
       hosts.push_back({"::1", "::1"});
       hosts.push_back({"", "::1"});
     }
@@ -99,16 +88,15 @@ TEST_SUITE("unit") {
 
   TEST_CASE("socket: neither blocks nor is inherited") {
     const Socket listener = Listen({"127.0.0.1", 0});
-    const Socket a = Connect(LocalAddress(listener), Soon());
-    const Socket b = Await(listener);
-    for (const Socket* socket : {&listener, &a, &b}) {
+    const SocketPair pair;
+    for (const Socket* socket : {&listener, &pair.a, &pair.b}) {
       CHECK((fcntl(socket->fd(), F_GETFD) & FD_CLOEXEC) != 0);
       CHECK((fcntl(socket->fd(), F_GETFL) & O_NONBLOCK) != 0);
     }
   }
 
   TEST_CASE("socket: moved from it is empty and assigned to it closes what it was") {
-    Pair pair;
+    SocketPair pair;
     Socket moved = std::move(pair.a);
     CHECK_FALSE(pair.a);
     CHECK(moved);
@@ -119,13 +107,11 @@ TEST_SUITE("unit") {
   TEST_CASE("socket: a port that is taken") {
     const Socket listener = Listen({"127.0.0.1", 0});
     const std::string port = std::to_string(LocalAddress(listener).port);
-    CHECK(Failure([&] { Listen(LocalAddress(listener)); }) ==
+    CHECK(ListenFailure(LocalAddress(listener)) ==
           "cannot listen at 127.0.0.1:" + port + ": port " + port +
               " is taken (address already in use): by an older job that still runs, perhaps; end "
               "it, or set another MASTER_PORT");
-    CHECK(Failure([&] {
-            Listen({"", LocalAddress(listener).port});
-          }).find(" is taken") != std::string::npos);
+    CHECK(ListenFailure({"", LocalAddress(listener).port}).find(" is taken") != std::string::npos);
   }
 
   TEST_CASE("socket: a port whose last connection has just ended is free") {
@@ -142,20 +128,14 @@ TEST_SUITE("unit") {
 
   TEST_CASE("socket: where one cannot listen or connect") {
     // 192.0.2.0/24 is for examples and nobody's.
-    CHECK(Failure([] {
-            Listen({"192.0.2.1", 0});
-          }) ==
+    CHECK(ListenFailure({"192.0.2.1", 0}) ==
           "cannot listen at 192.0.2.1:0: no address of this machine; rank 0 must be started on the "
           "machine that MASTER_ADDR names");
-    CHECK(Failure([] {
-            Listen({"127.0.0.1", -1});
-          }) == "127.0.0.1:-1: a port is a number from 0 to 65535");
-    CHECK(Failure([] {
-            Listen({"127.0.0.1", 65'536});
-          }) == "127.0.0.1:65536: a port is a number from 0 to 65535");
-    CHECK(Failure([] {
-            Connect({"127.0.0.1", 0}, In(0));
-          }) == "127.0.0.1:0: a port is a number from 1 to 65535");
+    CHECK(ListenFailure({"127.0.0.1", -1}) == "127.0.0.1:-1: a port is a number from 0 to 65535");
+    CHECK(ListenFailure({"127.0.0.1", 65'536}) ==
+          "127.0.0.1:65536: a port is a number from 0 to 65535");
+    CHECK_THROWS_WITH_AS(Connect({"127.0.0.1", 0}, In(0)),
+                         "127.0.0.1:0: a port is a number from 1 to 65535", Error);
     const std::string nowhere = Failure([] { Connect({"no such host", 80}, In(300)); });
     CAPTURE(nowhere);
     CHECK(nowhere.find("cannot connect to no such host:80: ") == 0);

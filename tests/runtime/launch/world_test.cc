@@ -31,6 +31,23 @@ Variables With(Variables variables, const Variables& more) {
   return variables;
 }
 
+/// A world in one line.
+std::string Text(const World& world) {
+  const char* const names[] = {"none", "mpirun", "srun", "torchrun"};
+  std::string text = names[static_cast<int>(world.launcher)];
+  text += " " + std::to_string(world.rank) + " of " + std::to_string(world.size) + ", local " +
+          std::to_string(world.local_rank);
+  if (world.master_port != 0 || !world.master_address.empty()) {
+    text += ", at " + world.master_address + ":" + std::to_string(world.master_port);
+  }
+  if (!world.job.empty()) text += ", job " + world.job;
+  return text + (world.one_machine ? ", one machine" : "");
+}
+
+std::string Refusal(const Variables& variables) {
+  return Failure([&] { Read(variables); });
+}
+
 const Variables kTorchrun = {{"RANK", "5"},
                              {"WORLD_SIZE", "8"},
                              {"LOCAL_RANK", "1"},
@@ -50,92 +67,68 @@ const Variables kSrun = {{"SLURM_PROCID", "6"},
                          {"SLURM_JOB_NODELIST", "gpu[007-010,12],login1"}};
 
 TEST_SUITE("unit") {
-  TEST_CASE("world: a process on its own") {
-    // Neither a shell's leftovers nor a batch script that starts no tasks make a job.
-    for (const Variables& variables :
-         {Variables{}, Variables{{"MASTER_ADDR", "x"}, {"MASTER_PORT", "garbage"}},
-          Variables{{"LOCAL_RANK", "3"}}, Variables{{"SLURM_NTASKS", "4"}},
-          Variables{{"RANK", ""}, {"WORLD_SIZE", ""}, {"SLURM_PROCID", ""}}}) {
-      const World world = Read(variables);
-      CHECK(world.launcher == Launcher::kNone);
-      CHECK(world.rank == 0);
-      CHECK(world.size == 1);
-      CHECK(world.local_rank == 0);
-      CHECK(world.master_address.empty());
-      CHECK(world.master_port == 0);
+  TEST_CASE("world: the variables of each launcher") {
+    const std::string alone = "none 0 of 1, local 0";
+    const std::string torchrun = "torchrun 5 of 8, local 1, at node-1:29400, job run";
+    const struct {
+      Variables variables;
+      std::string world;
+    } cases[] = {
+        // Neither a shell's leftovers nor a batch script that starts no tasks make a job.
+        {{}, alone},
+        {{{"MASTER_ADDR", "x"}, {"MASTER_PORT", "garbage"}}, alone},
+        {{{"LOCAL_RANK", "3"}}, alone},
+        {{{"SLURM_NTASKS", "4"}}, alone},
+        {{{"RANK", ""}, {"WORLD_SIZE", ""}, {"SLURM_PROCID", ""}}, alone},
+        {kTorchrun, torchrun},
+        {With(kTorchrun, {{"LOCAL_WORLD_SIZE", "8"}}), torchrun + ", one machine"},
+        {With(kTorchrun, {{"LOCAL_WORLD_SIZE", "4"}}), torchrun},
+        {kMpirun, "mpirun 3 of 4, local 2, job 3211"},
+        {With(kMpirun, {{"MASTER_ADDR", "::1"}, {"MASTER_PORT", "1"}}),
+         "mpirun 3 of 4, local 2, at ::1:1, job 3211"},
+        {With(kMpirun, {{"OMPI_COMM_WORLD_LOCAL_SIZE", "3"}}), "mpirun 3 of 4, local 2, job 3211"},
+        {With(kMpirun, {{"OMPI_COMM_WORLD_LOCAL_SIZE", "4"}, {"MASTER_PORT", "1"}}),
+         "mpirun 3 of 4, local 2, at 127.0.0.1:1, job 3211, one machine"},
+        {With(kSrun, {{"MASTER_PORT", "1234"}}),
+         "srun 6 of 7, local 4, at gpu007:1234, job 1000.2"},
+        {With(kSrun, {{"SLURM_STEP_NODELIST", "login1"}, {"MASTER_PORT", "1234"}}),
+         "srun 6 of 7, local 4, at login1:1234, job 1000.2"},
+        {With(kSrun, {{"MASTER_ADDR", "there"}, {"MASTER_PORT", "1234"}}),
+         "srun 6 of 7, local 4, at there:1234, job 1000.2"},
+        {With(kSrun,
+              {{"SLURM_STEP_NUM_TASKS", ""}, {"MASTER_PORT", "1234"}, {"SLURM_NNODES", "1"}}),
+         "srun 6 of 9, local 4, at gpu007:1234, job 1000.2, one machine"},
+        // Which device of its machine a process has is asked for only where that matters.
+        {With(kTorchrun, {{"LOCAL_RANK", ""}}),
+         "torchrun 5 of 8, local -1, at node-1:29400, job run"},
+        {With(kMpirun, {{"OMPI_COMM_WORLD_LOCAL_RANK", ""}}), "mpirun 3 of 4, local -1, job 3211"},
+        {With(kSrun, {{"SLURM_LOCALID", ""}, {"MASTER_PORT", "1234"}}),
+         "srun 6 of 7, local -1, at gpu007:1234, job 1000.2"},
+    };
+    for (const auto& c : cases) CHECK(Text(Read(c.variables)) == c.world);
+    // A step may have fewer nodes than its job.
+    for (const auto& [nodes, one] : {std::pair("1", true), std::pair("2", false)}) {
+      const Variables step = {{"SLURM_NNODES", "4"}, {"SLURM_STEP_NUM_NODES", nodes}};
+      CHECK(Read(With(kSrun, step)).one_machine == one);
     }
+    CHECK_FALSE(Read(With(kSrun, {{"SLURM_NNODES", "4"}})).one_machine);
   }
 
-  TEST_CASE("world: torchrun") {
-    const World world = Read(kTorchrun);
-    CHECK(world.launcher == Launcher::kTorchrun);
-    CHECK(world.rank == 5);
-    CHECK(world.size == 8);
-    CHECK(world.local_rank == 1);
-    CHECK(world.master_address == "node-1");
-    CHECK(world.master_port == 29'400);
-    CHECK(world.job == "run");
-  }
-
-  TEST_CASE("world: mpirun") {
-    World world = Read(kMpirun);
-    CHECK(world.launcher == Launcher::kMpirun);
-    CHECK(world.rank == 3);
-    CHECK(world.size == 4);
-    CHECK(world.local_rank == 2);
-    CHECK(world.master_address.empty());
-    CHECK(world.master_port == 0);
-    CHECK(world.job == "3211");
-    world = Read(With(kMpirun, {{"MASTER_ADDR", "::1"}, {"MASTER_PORT", "1"}}));
-    CHECK(world.master_address == "::1");
-    CHECK(world.master_port == 1);
-  }
-
-  TEST_CASE("world: srun") {
-    World world = Read(kSrun);
-    CHECK(world.launcher == Launcher::kSrun);
-    CHECK(world.rank == 6);
-    CHECK(world.size == 7);
-    CHECK(world.local_rank == 4);
-    CHECK(world.master_address == "gpu007");
-    CHECK(world.job == "1000.2");
-    const int port = world.master_port;
-    world = Read(With(kSrun, {{"SLURM_STEP_NODELIST", "login1"}, {"MASTER_PORT", "1234"}}));
-    CHECK(world.master_address == "login1");
-    CHECK(world.master_port == 1234);
-    CHECK(Read(With(kSrun, {{"MASTER_ADDR", "there"}})).master_address == "there");
-    CHECK(Read(With(kSrun, {{"SLURM_STEP_NUM_TASKS", ""}})).size == 9);
-    // The ports of steps that may run at the same time differ, and are none that the system gives
-    // to connections.
+  TEST_CASE("world: steps of srun that may run at the same time have different ports") {
+    const auto port = [](int job, const std::string& step) {
+      return Read(With(kSrun, {{"SLURM_JOB_ID", std::to_string(job)}, {"SLURM_STEP_ID", step}}))
+          .master_port;
+    };
     std::set<int> ports;
     for (int job = 1000; job < 1010; ++job) {
-      for (int step = 0; step < 10; ++step) {
-        ports.insert(Read(With(kSrun, {{"SLURM_JOB_ID", std::to_string(job)},
-                                       {"SLURM_STEP_ID", std::to_string(step)}}))
-                         .master_port);
-      }
+      for (int step = 0; step < 10; ++step) ports.insert(port(job, std::to_string(step)));
     }
-    CHECK(ports.count(port) == 1);
+    CHECK(ports.count(Read(kSrun).master_port) == 1);
     CHECK(ports.size() == 100);
+    // The system gives none of them to connections.
     CHECK(*ports.begin() >= 1024);
     CHECK(*ports.rbegin() < 32'768);
-    CHECK(Read(With(kSrun, {{"SLURM_STEP_ID", "4294967290"}})).master_port >= 1024);
-  }
-
-  TEST_CASE("world: whether all are on one machine") {
-    CHECK_FALSE(Read({}).one_machine);
-    CHECK_FALSE(Read(kTorchrun).one_machine);
-    CHECK(Read(With(kTorchrun, {{"LOCAL_WORLD_SIZE", "8"}})).one_machine);
-    CHECK_FALSE(Read(With(kTorchrun, {{"LOCAL_WORLD_SIZE", "4"}})).one_machine);
-    CHECK_FALSE(Read(With(kMpirun, {{"OMPI_COMM_WORLD_LOCAL_SIZE", "3"}})).one_machine);
-    CHECK(Read(With(kMpirun, {{"OMPI_COMM_WORLD_LOCAL_SIZE", "4"}})).one_machine);
-    CHECK_FALSE(Read(kSrun).one_machine);
-    CHECK(Read(With(kSrun, {{"SLURM_NNODES", "1"}})).one_machine);
-    // A step may have fewer nodes than its job.
-    const Variables job = With(kSrun, {{"SLURM_NNODES", "4"}});
-    CHECK_FALSE(Read(job).one_machine);
-    CHECK(Read(With(job, {{"SLURM_STEP_NUM_NODES", "1"}})).one_machine);
-    CHECK_FALSE(Read(With(job, {{"SLURM_STEP_NUM_NODES", "2"}})).one_machine);
+    CHECK(port(1000, "4294967290") >= 1024);
   }
 
   TEST_CASE("world: several launchers at once") {
@@ -154,27 +147,27 @@ TEST_SUITE("unit") {
     by_hand["RANK"] = "0";
     by_hand["WORLD_SIZE"] = "1";
     by_hand["LOCAL_RANK"] = "0";
-    CHECK(Failure([&] {
-            Read(With(kMpirun, by_hand));
-          }).find("RANK and WORLD_SIZE say 0 of 1, but mpirun's") == 0);
+    CHECK(Refusal(With(kMpirun, by_hand)).find("RANK and WORLD_SIZE say 0 of 1, but mpirun's") ==
+          0);
     CHECK(Read(With(kMpirun, {{"WORLD_SIZE", "1"}})).launcher == Launcher::kMpirun);
     CHECK(Read(With(kSrun, {{"WORLD_SIZE", "1"}})).launcher == Launcher::kSrun);
-    CHECK(Failure([] {
-            Read({{"PMI_RANK", "1"}, {"PMI_SIZE", "4"}});
-          }).find("PMI_SIZE is set") == 0);
+    CHECK(Refusal({{"PMI_RANK", "1"}, {"PMI_SIZE", "4"}}).find("PMI_SIZE is set") == 0);
     CHECK(Read({{"PMI_RANK", "0"}, {"PMI_SIZE", "1"}}).size == 1);
   }
 
   TEST_CASE("world: torchrun keeps MASTER_PORT for itself") {
-    const int port = Read(kTorchrun).master_port;
-    CHECK(Read(With(kTorchrun, {{"TORCHELASTIC_USE_AGENT_STORE", "True"}})).master_port ==
-          port + 1);
-    CHECK(Read(With(kTorchrun, {{"TORCHELASTIC_USE_AGENT_STORE", "False"}})).master_port == port);
-    CHECK(
-        Read(With(kTorchrun, {{"TORCHELASTIC_USE_AGENT_STORE", "True"}, {"MASTER_PORT", "65535"}}))
-            .master_port == 65534);
-    CHECK(Read(With(kTorchrun, {{"TORCHELASTIC_USE_AGENT_STORE", "True"}, {"MASTER_PORT", ""}}))
-              .master_port == 0);
+    const struct {
+      const char *store, *port;
+      int expected;
+    } cases[] = {{"True", "29400", 29'401},
+                 {"1", "29400", 29'401},
+                 {"False", "29400", 29'400},
+                 {"True", "65535", 65'534},
+                 {"True", "", 0}};
+    for (const auto& [store, port, expected] : cases) {
+      const Variables more = {{"TORCHELASTIC_USE_AGENT_STORE", store}, {"MASTER_PORT", port}};
+      CHECK(Read(With(kTorchrun, more)).master_port == expected);
+    }
   }
 
   TEST_CASE("world: what is missing") {
@@ -189,16 +182,12 @@ TEST_SUITE("unit") {
           Case{kMpirun, "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"}}) {
       const std::string text = std::string(c.missing) + " is not set, but " + c.there +
                                " is; a launcher sets both: set what is missing, or unset the other";
-      CHECK(Failure([&] { Read(With(c.variables, {{c.missing, ""}})); }) == text);
+      CHECK(Refusal(With(c.variables, {{c.missing, ""}})) == text);
       Variables without = c.variables;
       without.erase(c.missing);
-      CHECK(Failure([&] { Read(without); }) == text);
+      CHECK(Refusal(without) == text);
     }
-    CHECK(Failure([] { Read({{"SLURM_PROCID", "0"}}); }).find("SLURM_NTASKS is not set") == 0);
-    // Which device of its machine a process has is asked for only where that matters.
-    CHECK(Read(With(kTorchrun, {{"LOCAL_RANK", ""}})).local_rank == -1);
-    CHECK(Read(With(kMpirun, {{"OMPI_COMM_WORLD_LOCAL_RANK", ""}})).local_rank == -1);
-    CHECK(Read(With(kSrun, {{"SLURM_LOCALID", ""}})).local_rank == -1);
+    CHECK(Refusal({{"SLURM_PROCID", "0"}}).find("SLURM_NTASKS is not set") == 0);
   }
 
   TEST_CASE("world: garbage in each variable") {
@@ -217,27 +206,21 @@ TEST_SUITE("unit") {
         for (const std::string& text : garbage) {
           CAPTURE(name);
           CAPTURE(text);
-          const std::string failure = Failure([&] { Read(With(launcher, {{name, text}})); });
+          const std::string failure = Refusal(With(launcher, {{name, text}}));
           CHECK(failure.find(name + ": must be a number from ") == 0);
           CHECK(failure.find("is " + Excerpt(text)) != std::string::npos);
         }
       }
     }
-    CHECK(Failure([] {
-            Read(With(kTorchrun, {{"RANK", "8"}}));
-          }) == "RANK: must be a number from 0 to 7, is \"8\"");
-    CHECK(Failure([] {
-            Read(With(kTorchrun, {{"WORLD_SIZE", "0"}}));
-          }) == "WORLD_SIZE: must be a number from 1 to 1048576, is \"0\"");
-    CHECK(Failure([] {
-            Read(With(kTorchrun, {{"MASTER_PORT", "65536"}}));
-          }) == "MASTER_PORT: must be a number from 1 to 65535, is \"65536\"");
-    CHECK(Failure([] {
-            Read(With(kMpirun, {{"MASTER_PORT", "0"}}));
-          }) == "MASTER_PORT: must be a number from 1 to 65535, is \"0\"");
-    CHECK(Failure([] {
-            Read(With(kSrun, {{"SLURM_STEP_NODELIST", "gpu[1"}}));
-          }) ==
+    CHECK(Refusal(With(kTorchrun, {{"RANK", "8"}})) ==
+          "RANK: must be a number from 0 to 7, is \"8\"");
+    CHECK(Refusal(With(kTorchrun, {{"WORLD_SIZE", "0"}})) ==
+          "WORLD_SIZE: must be a number from 1 to 1048576, is \"0\"");
+    CHECK(Refusal(With(kTorchrun, {{"MASTER_PORT", "65536"}})) ==
+          "MASTER_PORT: must be a number from 1 to 65535, is \"65536\"");
+    CHECK(Refusal(With(kMpirun, {{"MASTER_PORT", "0"}})) ==
+          "MASTER_PORT: must be a number from 1 to 65535, is \"0\"");
+    CHECK(Refusal(With(kSrun, {{"SLURM_STEP_NODELIST", "gpu[1"}})) ==
           "SLURM_STEP_NODELIST: \"gpu[1\" is no list of hosts such as gpu[003-010,12],login1");
   }
 
@@ -268,13 +251,12 @@ TEST_SUITE("unit") {
                                   {{"RANK", much}},
                                   {{"WORLD_SIZE", much}},
                                   {{"MASTER_PORT", much}}}) {
-      CHECK(Failure([&] { Read(With(kTorchrun, more)); }).size() < 200);
+      CHECK(Refusal(With(kTorchrun, more)).size() < 200);
     }
-    CHECK(Failure([&] { Read(With(kSrun, {{"SLURM_JOB_NODELIST", much + "["}})); }).size() < 200);
+    CHECK(Refusal(With(kSrun, {{"SLURM_JOB_NODELIST", much + "["}})).size() < 200);
     for (const char* const host : {"a\nb", "a\x1B[2J", "a\xC2\x9B", "a\xE2\x80\xAE"}) {
-      CHECK(Failure([&] {
-              Read(With(kTorchrun, {{"MASTER_ADDR", host}}));
-            }) == "MASTER_ADDR: must be a host of at most 255 bytes, is " + Excerpt(host));
+      CHECK(Refusal(With(kTorchrun, {{"MASTER_ADDR", host}})) ==
+            "MASTER_ADDR: must be a host of at most 255 bytes, is " + Excerpt(host));
     }
   }
 }

@@ -154,7 +154,7 @@ std::string FlawOf(const Scenario& scenario, const Outcome& outcome, const Outco
 /// Fails the calls of a kind, some at a time. CONTRAFLOW_INJECT_STRIDE is every how many calls one
 /// does, 1 are all; without it a few do. Of calls for memory in jobs, which take long, it is every
 /// twentieth of those.
-void Inject(const JobFolder& root, const Scenario& scenario, const std::string& kind) {
+void Inject(const TestFolder& root, const Scenario& scenario, const std::string& kind) {
   const bool alone = scenario.process < 0;
   const auto make = [&](size_t thread) {
     const std::string folder = root.File(std::to_string(thread)) + "/work";
@@ -204,7 +204,7 @@ void Inject(const JobFolder& root, const Scenario& scenario, const std::string& 
 
 class Scenarios {
  public:
-  explicit Scenarios(const JobFolder& root) : plan_(root.File("plan.json")) {
+  explicit Scenarios(const TestFolder& root) : plan_(root.File("plan.json")) {
     const Words compile = {CF_TOOL, "compile",        "--schedule", "zb-v", "--ranks",
                            "4",     "--microbatches", "4",          "-o"};
     const Words train = {CF_RUN_TOOL, plan_, "--model", "tiny", "--steps"};
@@ -297,19 +297,19 @@ class Scenarios {
 
 TEST_SUITE("jobs") {
   TEST_CASE("out of memory once, anywhere") {
-    const JobFolder root;
+    const TestFolder root;
     Scenarios scenarios(root);
     for (const Scenario& scenario : scenarios.all) Inject(root, scenario, "memory");
   }
 
   TEST_CASE("refused by the system once, anywhere") {
-    const JobFolder root;
+    const TestFolder root;
     Scenarios scenarios(root);
     for (const Scenario& scenario : scenarios.all) Inject(root, scenario, "system");
   }
 
   TEST_CASE("interrupted by a signal once, anywhere") {
-    const JobFolder root;
+    const TestFolder root;
     Scenarios scenarios(root);
     for (const Scenario& scenario : scenarios.all) Inject(root, scenario, "signal");
   }

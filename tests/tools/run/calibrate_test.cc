@@ -22,7 +22,7 @@ std::string Ended(LaunchedJob* job) {
 
 TEST_SUITE("jobs") {
   TEST_CASE("costs by layer that were measured make plans for any number of stages") {
-    const JobFolder folder;
+    const TestFolder folder;
     const std::string first =
         CompilePlan(folder, "first", "--schedule 1f1b --ranks 2 --microbatches 4");
     const std::string file = folder.File("measured.json");
@@ -54,7 +54,7 @@ TEST_SUITE("jobs") {
   }
 
   TEST_CASE("a stage that would have the head alone is refused") {
-    const JobFolder folder;
+    const TestFolder folder;
     const std::string first =
         CompilePlan(folder, "first", "--schedule gpipe --ranks 1 --microbatches 1");
     const std::string file = folder.File("measured.json");
@@ -73,7 +73,7 @@ TEST_SUITE("jobs") {
   }
 
   TEST_CASE("processes of a job measure together") {
-    const JobFolder folder;
+    const TestFolder folder;
     const std::string plan =
         CompilePlan(folder, "plan", "--schedule zb-1p --ranks 2 --microbatches 2");
     const std::string file = folder.File("measured.json");

@@ -29,7 +29,7 @@ int Newest(const std::string& kept) {
 
 TEST_SUITE("jobs") {
   TEST_CASE("a training that is started again after each kill ends with the same weights") {
-    const JobFolder folder;
+    const TestFolder folder;
     const std::string kept = folder.File("kept");
     const int kills = CasesToDraw(20) / 2;
     JobSpec spec;

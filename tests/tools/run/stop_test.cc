@@ -25,7 +25,7 @@ int StoppedAfter(const std::string& out) {
 
 TEST_SUITE("jobs") {
   TEST_CASE("signals of batch systems: the step ends and is saved, exit code 76") {
-    const JobFolder folder;
+    const TestFolder folder;
     const std::string plan =
         CompilePlan(folder, "plan", "--schedule 1f1b --ranks 2 --microbatches 4");
     for (const int signal : {SIGTERM, SIGUSR1, SIGUSR2, SIGHUP, SIGXCPU, SIGINT}) {
@@ -49,7 +49,7 @@ TEST_SUITE("jobs") {
   }
 
   TEST_CASE("a step that takes longer than the grace period is cut short by the signal") {
-    const JobFolder folder;
+    const TestFolder folder;
     // Its first step takes seconds.
     const std::string plan =
         CompilePlan(folder, "plan", "--schedule 1f1b --ranks 2 --microbatches 2000");
@@ -65,7 +65,7 @@ TEST_SUITE("jobs") {
   }
 
   TEST_CASE("a training goes on while nobody reads, and reports when somebody does") {
-    const JobFolder folder;
+    const TestFolder folder;
     const std::string plan =
         CompilePlan(folder, "plan", "--schedule 1f1b --ranks 2 --microbatches 4");
     const std::string kept = folder.File("kept");

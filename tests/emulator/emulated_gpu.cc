@@ -10,6 +10,7 @@
 #include <new>
 #include <utility>
 
+#include "compiler/plan/error.h"
 #include "runtime/exec/gpu.h"
 #include "tests/support/sanitized.h"
 

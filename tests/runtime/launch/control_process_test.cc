@@ -157,7 +157,7 @@ TEST_SUITE("unit") {
         CAPTURE(signal);
         CAPTURE(rank);
         ForkedJob& job = *jobs[static_cast<size_t>(rank + (signal == SIGINT ? 3 : 0))];
-        Ends expected(3, "exit 1");
+        Ends expected(3, "exit 75");
         expected[static_cast<size_t>(rank)] = "signal " + std::to_string(signal);
         CHECK(job.WaitAll() == Join(expected));
         CHECK(FirstLine(job.ReportOf(0)) == "contraflow-run: error: rank " + std::to_string(rank) +
@@ -244,7 +244,7 @@ TEST_SUITE("unit") {
       for (;;) ::pause();
     });
     job.Signal(1, SIGTERM);
-    CHECK(job.WaitAll() == Join({"exit 1", "signal " + std::to_string(SIGTERM)}));
+    CHECK(job.WaitAll() == Join({"exit 75", "signal " + std::to_string(SIGTERM)}));
   }
 
   TEST_CASE("control processes: one that is stopped is lost and ends when it goes on") {
@@ -292,7 +292,7 @@ TEST_SUITE("unit") {
     options.grace = milliseconds(300);
     ForkedJob slow(2, options, Work);
     slow.Signal(1, SIGTERM);
-    CHECK(slow.WaitAll() == Join({"exit 1", "signal " + std::to_string(SIGTERM)}));
+    CHECK(slow.WaitAll() == Join({"exit 75", "signal " + std::to_string(SIGTERM)}));
     CHECK(FirstLine(slow.ReportOf(0)) ==
           "contraflow-run: error: rank 1 was sent SIGTERM, and its step did not end within 0.3 s");
   }

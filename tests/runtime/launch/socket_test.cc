@@ -4,8 +4,11 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <csignal>
 #include <string>
 #include <thread>
 #include <vector>
@@ -93,6 +96,19 @@ TEST_SUITE("unit") {
       CHECK((fcntl(socket->fd(), F_GETFD) & FD_CLOEXEC) != 0);
       CHECK((fcntl(socket->fd(), F_GETFL) & O_NONBLOCK) != 0);
     }
+  }
+
+  TEST_CASE("socket: a forked child holds no connection open") {
+    SocketPair pair;
+    const pid_t child = fork();
+    if (child == 0) {
+      sleep(60);
+      _exit(0);
+    }
+    pair.a = Socket();
+    CHECK(ReceiveRest(pair.b) == "");
+    kill(child, SIGKILL);
+    waitpid(child, nullptr, 0);
   }
 
   TEST_CASE("socket: moved from it is empty and assigned to it closes what it was") {

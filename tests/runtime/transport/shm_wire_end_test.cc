@@ -5,6 +5,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstring>
 #include <filesystem>
 #include <functional>
@@ -168,6 +169,26 @@ TEST_SUITE("unit") {
       const bool clean = end == "accepted" || end.starts_with("process 1 has damaged the memory");
       if (!clean) FAIL_CHECK(end);
     }
+  }
+
+  TEST_CASE("shm wire: bells that another process damages end no process") {
+    ShmWires wires(2);
+    const std::string invitation = wires.memory.Invitation();
+    ByteReader bytes(invitation, "it is");
+    bytes.Take<int32_t>();
+    const int file = bytes.Take<int32_t>();
+    std::atomic<bool> done = false;
+    std::jthread liar([&] {
+      const std::vector<unsigned char> noise(4096, 0xff);
+      while (!done) CHECK(pwrite(file, noise.data(), noise.size(), 4096) == 4096);
+    });
+    const Bytes sent = Pattern(200'000, 4);
+    Bytes got(sent.size());
+    std::jthread receiver([&] { Await(*wires[1], wires[1]->Receive(Channel::kMessages, 0, got)); });
+    Await(*wires[0], wires[0]->Send(Channel::kMessages, 1, LabelOf(0, sent.size()), sent));
+    receiver.join();
+    done = true;
+    CHECK(got == sent);
   }
 
   TEST_CASE("shm wire: abort ends all waiting and leaves the caller's memory alone") {

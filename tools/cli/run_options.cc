@@ -153,10 +153,11 @@ std::optional<RunOptions> ParseRunOptions(const std::vector<std::string>& words)
   app.get_formatter()->label("OPTIONS", "OPTIONS");
   AddPlan(&app, &options.plan)->required(false);
   AddChoice(&app, "--device", &options.device, "cpu|cuda", "where to compute (default: cpu)");
-  AddChoice(&app, "--transport", &options.transport, "threads|shm|tcp|mpi|nccl",
-            "how ranks exchange messages (default: under a launcher nccl for GPUs\n"
-            "and shm for CPUs, shared memory of one machine; else threads, which with\n--device cuda "
-            "share one GPU; tcp and mpi are older names of shm)");
+  AddChoice(
+      &app, "--transport", &options.transport, "threads|shm|tcp|mpi|nccl",
+      "how ranks exchange messages (default: under a launcher nccl for GPUs\n"
+      "and shm for CPUs, shared memory of one machine; else threads, which with\n--device cuda "
+      "share one GPU; tcp and mpi are older names of shm)");
   app.add_option("--model", options.model,
                  "model file (runtime/model/README.md), or preset: default or tiny\n(default: "
                  "default); must be that of the plan, if it was compiled with one")

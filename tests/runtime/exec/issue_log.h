@@ -77,23 +77,26 @@ class NamedLinks : public GpuLinks {
   void Meet(std::string_view what, std::span<const Participant> participants);
 };
 
-/// An issuer over named backends and links, and all that it needs.
-struct Issue {
-  Issue(const Plan& plan, const std::vector<Device>& devices, const IssueOptions& options,
-        uint64_t seed = 1, std::function<void()> waiting = {})
+/// An issuer over backends of kind B and named links, and all that it needs.
+template <typename B>
+struct IssueOver {
+  /// `make(device, gpu, lanes)` returns a backend.
+  template <typename Make>
+  IssueOver(const Plan& plan, const std::vector<Device>& devices, const IssueOptions& options,
+            const Make& make, uint64_t seed = 1, std::function<void()> waiting = {})
       : gpu(EmulatedGpuOptions{.seed = seed, .log = &log}) {
     gpu.Partition(static_cast<int>(devices.size()), 8);
     std::vector<IssuedDevice> issued;
     for (const Device& device : devices) {
       lanes.push_back(
           std::make_unique<GpuLanes>(plan, device, gpu, static_cast<int>(issued.size()), 8));
-      backends.push_back(std::make_unique<NamedBackend>(plan, device, &executed));
+      backends.push_back(make(device, gpu, *lanes.back()));
       issued.push_back({device, backends.back().get(), lanes.back().get()});
     }
     issuer = std::make_unique<GpuIssuer>(plan, issued, gpu, links, options, std::move(waiting));
   }
 
-  /// Issues one step, and forgets what was before it.
+  /// Issues one step; the log and the kernels are this step's alone.
   void Step(int step) {
     log.clear();
     executed.clear();
@@ -105,8 +108,20 @@ struct Issue {
   EmulatedGpu gpu;
   NamedLinks links;
   std::vector<std::unique_ptr<GpuLanes>> lanes;
-  std::vector<std::unique_ptr<NamedBackend>> backends;
+  std::vector<std::unique_ptr<B>> backends;
   std::unique_ptr<GpuIssuer> issuer;
+};
+
+/// The same over named backends.
+struct Issue : IssueOver<NamedBackend> {
+  Issue(const Plan& plan, const std::vector<Device>& devices, const IssueOptions& options,
+        uint64_t seed = 1, std::function<void()> waiting = {})
+      : IssueOver(
+            plan, devices, options,
+            [&](Device device, Gpu&, GpuLanes&) {
+              return std::make_unique<NamedBackend>(plan, device, &executed);
+            },
+            seed, std::move(waiting)) {}
 };
 
 /// Reads the log of one step that was issued for all devices of the plan over such backends and

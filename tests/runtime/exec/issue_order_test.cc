@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "compiler/lower/lower.h"
-#include "compiler/plan/error.h"
 #include "schedules/registry.h"
+#include "tests/support/failure.h"
 #include "tests/support/support.h"
 
 namespace contraflow::issue_order_test {
@@ -135,12 +135,7 @@ std::vector<std::vector<IssuePlace>> PointsOf(const IssueOrder& order) {
 
 std::string ErrorOf(const Plan& plan) {
   const std::vector<Device> devices = AllDevices(plan);
-  try {
-    const IssueOrder order(plan, devices);
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
+  return Failure([&] { const IssueOrder order(plan, devices); });
 }
 
 /// Both ranks send before they receive, which ends only if they post both together.

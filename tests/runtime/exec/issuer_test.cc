@@ -12,6 +12,7 @@
 #include "compiler/plan/error.h"
 #include "tests/emulator/emulated_gpu.h"
 #include "tests/runtime/exec/issue_log.h"
+#include "tests/support/failure.h"
 #include "tests/support/run_support.h"
 #include "tests/support/support.h"
 
@@ -244,24 +245,11 @@ TEST_SUITE("unit") {
     const Plan plan = PlanOf("1f1b", 2, 3, 1);
     for (const bool graph : {false, true}) {
       Executed executed;
-      EmulatedGpu gpu;
-      gpu.Partition(2, 8);
-      NamedLinks links;
-      std::vector<std::unique_ptr<GpuLanes>> lanes;
-      std::vector<std::unique_ptr<Failing>> backends;
-      std::vector<IssuedDevice> issued;
-      for (const Device& device : AllDevices(plan)) {
-        lanes.push_back(std::make_unique<GpuLanes>(plan, device, gpu, device.rank, 8));
-        backends.push_back(std::make_unique<Failing>(plan, device, &executed));
-        issued.push_back({device, backends.back().get(), lanes.back().get()});
-      }
-      GpuIssuer issuer(plan, issued, gpu, links, {.graph = graph});
-      std::string text;
-      try {
-        issuer.Step(1);
-      } catch (const Error& error) {
-        text = error.what();
-      }
+      IssueOver<Failing> issue(plan, AllDevices(plan), {.graph = graph},
+                               [&](Device device, Gpu&, GpuLanes&) {
+                                 return std::make_unique<Failing>(plan, device, &executed);
+                               });
+      const std::string text = Failure([&] { issue.Step(1); });
       size_t index = 0;
       while (plan.programs[1][index].op != Op::MLP_B) ++index;
       CHECK(text == "rank 1, instruction " + std::to_string(index) + " (" +

@@ -226,29 +226,19 @@ TEST_SUITE("unit") {
       recorded = &record;
       const contraflow_stage_api api = Recording();
       const CustomStages stages(api, plan, true, 7, "");
-      std::vector<GpuCall> log;
-      EmulatedGpu gpu(EmulatedGpuOptions{.log = &log});
-      gpu.Partition(plan.ranks, 8);
-      NamedLinks links;
-      std::vector<std::unique_ptr<GpuLanes>> lanes;
-      std::vector<std::unique_ptr<NamedCustomDevice>> devices;
-      std::vector<IssuedDevice> issued;
-      for (const Device& device : AllDevices(plan)) {
-        lanes.push_back(std::make_unique<GpuLanes>(plan, device, gpu, device.rank, 8));
-        devices.push_back(std::make_unique<NamedCustomDevice>(
-            stages, device, gpu, lanes.back()->streams()[0], &record.executed));
-        issued.push_back({device, devices.back().get(), lanes.back().get()});
-      }
-      GpuIssuer issuer(plan, issued, gpu, links,
-                       {.graph = false, .stamps = false, .run_ahead = 1 << 20});
-      log.clear();
+      IssueOver<NamedCustomDevice> issue(
+          plan, AllDevices(plan), {.graph = false, .stamps = false, .run_ahead = 1 << 20},
+          [&](Device device, Gpu& gpu, GpuLanes& lanes) {
+            return std::make_unique<NamedCustomDevice>(stages, device, gpu, lanes.streams()[0],
+                                                       &record.executed);
+          });
       record.calls.clear();
-      issuer.Step(1);
+      issue.Step(1);
       // The interface's own kernels are no instructions.
-      std::erase_if(log, [](const GpuCall& call) {
+      std::erase_if(issue.log, [](const GpuCall& call) {
         return call.kind == GpuCall::Kind::kKernel && call.kernel.find(" m") != std::string::npos;
       });
-      CHECK(FlawOfIssue(plan, log) == "");
+      CHECK(FlawOfIssue(plan, issue.log) == "");
       CHECK(FlawOfExecution(plan, record.executed) == "");
       for (int rank = 0; rank < plan.ranks; ++rank) {
         std::vector<std::string> of_rank;

@@ -13,6 +13,7 @@
 #include "tests/emulator/emulated_gpu.h"
 #include "tests/emulator/test_gpu.h"
 #include "tests/runtime/gpu/gpu_plan.h"
+#include "tests/support/failure.h"
 #include "tests/support/run_support.h"
 #include "tests/support/sanitized.h"
 
@@ -148,16 +149,13 @@ TEST_SUITE("kernel") {
     const Model model = SmallGpuModel();
     const Dataset dataset = SmallDataset();
     const Plan plan = GpuPlanFor(model, "1f1b", 2, 2, 1, 3);
-    const auto refusal = [&](const Plan& given) -> std::string {
-      try {
+    const auto refusal = [&](const Plan& given) {
+      return Failure([&] {
         GpuDevice(CheckGpuPlan(given, model), model, dataset, 1, {0, 0, 0}, TestGpu(), FewSms(),
                   kSms);
-      } catch (const Error& error) {
-        return error.what();
-      }
-      return "";
+      });
     };
-    CHECK(refusal(plan) == "");
+    CHECK(refusal(plan) == "accepted");
 
     Plan other = plan;
     Slot& slot = other.slots[0].front();
@@ -175,7 +173,7 @@ TEST_SUITE("kernel") {
 
     other = plan;
     other.slots[0].front().microbatch = 99;
-    CHECK(refusal(other) != "");
+    CHECK(refusal(other) != "accepted");
 
     other = plan;
     other.slots[0].push_back(other.slots[0].front());

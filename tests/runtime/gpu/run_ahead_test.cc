@@ -10,7 +10,6 @@
 #include <string>
 #include <vector>
 
-#include "compiler/plan/error.h"
 #include "kernels/gpu/exchange.h"
 #include "runtime/exec/step_watch.h"
 #include "runtime/gpu/device.h"
@@ -18,6 +17,7 @@
 #include "runtime/host/run.h"
 #include "tests/emulator/emulated_gpu.h"
 #include "tests/runtime/gpu/gpu_plan.h"
+#include "tests/support/failure.h"
 #include "tests/support/run_support.h"
 #include "tests/support/sanitized.h"
 
@@ -223,17 +223,15 @@ TEST_SUITE("kernel") {
       }
       PoisonedRun run(training, kBad);
       run.gpu.calls.clear();
-      std::string error;
-      try {
+      const std::string error = Failure([&] {
         for (int step = 1; step <= kBad; ++step) {
           CHECK(run.ranks.BeginAhead(step + 1));
           run.ranks.Step(step);
         }
-      } catch (const Error& failure) {
-        error = failure.what();
-      }
+      });
       CHECK(error.find("step 2: a gradient of \"") == 0);
-      CHECK(error.find("\" in stage 1 is not finite; lower the model's learning_rate") > 0);
+      CHECK(error.find("\" in stage 1 is not finite; lower the model's learning_rate") !=
+            std::string::npos);
       CHECK(run.gpu.calls == "LLWLW");
       CHECK(states[0][0] != states[1][0]);
       CHECK(states[0][1] != states[1][1]);
@@ -269,15 +267,12 @@ TEST_SUITE("unit") {
       GpuRunOptions options = kUnstamped;
       options.timeout = std::chrono::milliseconds(200);
       GpuRun run(training.plan, training.model, training.dataset, kSeed, gpu, options);
-      std::string error;
-      try {
+      const std::string error = Failure<GpuHang>([&] {
         for (int step = 1; step <= 2; ++step) {
           run.BeginAhead(step + 1);
           run.Step(step);
         }
-      } catch (const GpuHang& hang) {
-        error = hang.what();
-      }
+      });
       CHECK(error == "the GPU has made no progress for 0.2 s in step " + std::to_string(stuck) +
                          "; what it is at is not known without stamps");
     }

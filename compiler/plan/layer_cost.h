@@ -17,12 +17,12 @@ struct LayerCost {
   int repeat = 1;
   StageCost cost;  ///< of one micro-batch; without f, b, w, bw and fb where `moe` is
   std::optional<MoeCost> moe = {};  ///< the components of one layer
-  /// Nothing: not known.
+  /// Bytes of the state of the layer, where known.
   std::optional<int64_t> parameter_bytes = {}, gradient_bytes = {}, optimizer_bytes = {};
   /// The parameter_bytes of no expert; the other bytes divide alike. Nothing: not known.
   std::optional<int64_t> rest_bytes = {};
   int64_t activation_bytes = 0, w_stash_bytes = 0;  ///< as in MemoryCost
-  /// What goes to the next layer, a message where that is on another rank; 0: as `comm` says.
+  /// Bytes to the next layer, a message where that is on another rank; 0: as `comm` says.
   int64_t output_bytes = 0;
   /// The name of another layer that has the same parameters and counts them, such as the head of a
   /// tied embedding; "" for none.

@@ -10,7 +10,7 @@ namespace {
 std::vector<int> WeightOrder(const Program& program, int stage) {
   std::vector<int> order;
   for (const Instruction& i : program) {
-    // Of the components one speaks for all.
+    // One component speaks for all.
     if (BackStage(i) == stage && (HasWeight(i.op) || (i.op == Op::ATTN_W && i.layer == 0))) {
       order.push_back(BackMicrobatch(i));
     }
@@ -22,7 +22,7 @@ std::vector<int> WeightOrder(const Program& program, int stage) {
 
 SerialOrder::SerialOrder(const Plan& plan)
     : plan_(plan), holders_(HoldersOfStage(plan)), route_of_(RouteOfMicrobatch(plan)) {
-  // By stage and copy: what is still to be added, the next one last.
+  // Micro-batches that are still to be added, by stage and copy, the next one last.
   std::vector<std::vector<std::vector<int>>> left(holders_.size());
   for (size_t s = 0; s < left.size(); ++s) {
     for (const int rank : holders_[s]) {

@@ -21,7 +21,7 @@ float LossScale(const Plan& plan);
 size_t MicrobatchesOfStep(const Plan& plan);
 size_t MicrobatchPlace(const Plan& plan, int replica, int member, int microbatch);
 
-/// What one device did in a step.
+/// The step of one device.
 struct DeviceStep {
   std::vector<std::pair<int, float>> losses;  ///< of the micro-batches that end here: number, loss
   int64_t dropped = 0;                        ///< (token, expert) pairs without capacity
@@ -29,7 +29,7 @@ struct DeviceStep {
   std::vector<Span> spans;                ///< by instruction of its program
 };
 
-/// What a step of training gave.
+/// The result of a step of training.
 struct StepResult {
   double loss = 0;            ///< mean over all micro-batches, members and replicas
   std::vector<float> losses;  ///< [replica][member][micro-batch]

@@ -60,7 +60,7 @@ class GpuDevice : public GpuBackend, public StageHolder {
 
   /// From the next step on the experts that tokens visit are copied to the host.
   void KeepChoices();
-  /// Those of a micro-batch of the last step in a layer of a stage, [T x k].
+  /// Returns the choices of a micro-batch of the last step in a layer of a stage, [T x k].
   const int32_t* ChoiceAt(int stage, int layer, int microbatch) const;
 
   /// On the host. Both wait for the GPU.

@@ -28,7 +28,7 @@ SmBudget BudgetFor(const Plan& plan, const Gpu& gpu, int partition_sms) {
                   partition_sms);
 }
 
-/// Of devices that share the first partition of a run with this budget.
+/// Returns the budget of devices that share the first partition of a run with this budget.
 SmBudget Beside(SmBudget budget) {
   budget.partitions = 1;
   budget.link_ctas = std::max(budget.link_ctas, 1);

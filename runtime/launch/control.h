@@ -25,8 +25,8 @@ namespace contraflow {
 class Control {
  public:
   static constexpr std::chrono::milliseconds kStopBound{3'000};
-  /// The exit code of processes that stop because another was lost or none makes progress: their
-  /// input has no error.
+  /// The exit code of processes that stop because another was lost or sent a signal, or none makes
+  /// progress: their input has no error.
   static constexpr int kStoppedCode = 75;
 
   struct Options {

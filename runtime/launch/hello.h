@@ -12,11 +12,11 @@
 
 namespace contraflow {
 
-/// What a process needs to find the others of its job.
+/// A meeting of the processes of a job, as one of them knows it.
 struct MeetingPoint {
   int rank = 0, size = 1;
-  /// Where rank 0 listens, and the others come to. For rank 0 the port may be 0 where `ready` tells
-  /// the others about it.
+  /// The address at which rank 0 listens, and to which the others come. For rank 0 the port may be
+  /// 0 where `ready` tells the others about it.
   Address address;
   /// Known to the processes of the job and to no one else. "": only processes of `user` are
   /// admitted, all on one machine.
@@ -32,14 +32,14 @@ struct MeetingPoint {
 /// Why a process connects to rank 0: to come to the meeting, or to ask what the job does.
 enum class Purpose : uint32_t { kMeet, kAsk };
 
-/// What a process says of itself when it connects.
+/// The words of a process about itself when it connects.
 struct Claim {
   Purpose purpose = Purpose::kMeet;
   int32_t from = 0, size = 1;
 };
 
-/// What is said on a connection until the meeting is over; each in a frame of two 32-bit numbers,
-/// word and length, and a text.
+/// Messages on a connection until the meeting is over; each is a frame of two 32-bit numbers, word
+/// and length, and a text.
 enum class Word : uint32_t {
   kWelcome,  ///< to who connects: this connection stands
   kGo,       ///< from rank 0: all have come

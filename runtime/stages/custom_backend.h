@@ -30,7 +30,7 @@ class CustomBackend : public Backend {
   void OptimizerStep(int stage) override;
 
   CustomDevice& device() { return device_; }
-  /// Of a step that has ended.
+  /// Returns the results of a step that has ended.
   DeviceStep Results(std::vector<Span> spans) const;
 
  private:

@@ -19,10 +19,10 @@ class CustomTraining {
   /// Steps count from 1; all processes call it. The result is complete in process 0. After an error
   /// the training is good for nothing but its destruction.
   virtual StepResult Step(int step) = 0;
-  /// Those of this process.
+  /// The devices of this process.
   virtual const std::vector<Device>& devices() const = 0;
   virtual CustomDevice& At(Device device) = 0;
-  /// Those bytes of a stage as they are behind all work so far: where they are, or in `room` on the
+  /// Returns bytes of a stage as they are after all work so far: in place, or in `room` on the
   /// host.
   virtual std::span<const std::byte> Read(const void* at, size_t bytes,
                                           std::vector<std::byte>* /*room*/) {

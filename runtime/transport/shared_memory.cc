@@ -63,7 +63,7 @@ struct alignas(128) SharedMemory::Bell {
 
 namespace {
 
-/// Where the parts lie, in this order: head, bells, rings, their bytes.
+/// Offsets of the parts, in this order: head, bells, rings, their bytes.
 struct Layout {
   Layout(size_t processes, size_t ring_bytes, size_t bell, size_t ring)
       : rings(WholePages(kPage + processes * bell)),

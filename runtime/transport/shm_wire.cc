@@ -62,9 +62,6 @@ ShmWire::ShmWire(const SharedMemory& memory, int self, std::function<std::string
     }
   }
   busy_.reserve(lanes_.size());
-  // More than any step has under way: from now on nothing is allocated.
-  entries_.resize(256);
-  for (int ticket = 0; ticket < 256; ++ticket) Free(ticket);
 }
 
 int ShmWire::Send(Channel channel, int to, const Label& label, std::span<const std::byte> bytes) {
@@ -85,14 +82,8 @@ int ShmWire::Receive(Channel channel, int from, std::span<std::byte> bytes) {
 int ShmWire::Begin(Channel channel, int peer, const Entry& entry) {
   RequireRunning();
   CF_ASSERT(peer >= 0 && peer < processes() && peer != self_);
-  if (free_ < 0) {
-    entries_.emplace_back();
-    Free(static_cast<int>(entries_.size()) - 1);
-  }
-  const int ticket = free_;
+  const int ticket = tickets_.Take(entry);
   Entry& here = At(ticket);
-  free_ = here.next;
-  here = entry;
   here.begun = Clock::now();
   here.lane += (static_cast<size_t>(peer) * kChannels + static_cast<size_t>(channel)) * 2;
   Lane& lane = lanes_[here.lane];
@@ -107,20 +98,14 @@ int ShmWire::Begin(Channel channel, int peer, const Entry& entry) {
   return ticket;
 }
 
-void ShmWire::Free(int ticket) {
-  At(ticket) = {};
-  At(ticket).next = free_;
-  free_ = ticket;
-}
-
 Wire::Status ShmWire::Test(int ticket) {
   RequireRunning();
-  CF_ASSERT(ticket >= 0 && static_cast<size_t>(ticket) < entries_.size());
+  CF_ASSERT(tickets_.Has(ticket));
   Entry& entry = At(ticket);
   if (!entry.done) Turn(&lanes_[entry.lane]);
   if (!entry.done) return {};
   const Status status = {true, entry.label, entry.begun};
-  Free(ticket);
+  tickets_.Free(ticket);
   return status;
 }
 

@@ -3,13 +3,13 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "runtime/transport/shared_memory.h"
+#include "runtime/transport/tickets.h"
 #include "runtime/transport/wire.h"
 
 namespace contraflow {
@@ -18,7 +18,7 @@ namespace contraflow {
 /// ring of its pair and channel: its label, then its bytes, as far as the ring has room; the sender
 /// writes the rest when it calls next. So a message that the ring holds needs no attention of
 /// either side, and a send is done once its receive has begun and all its bytes are in the ring.
-/// Nothing that another process has written sizes or indexes memory before it is checked. Lost
+/// No number of another process sizes or indexes memory before it is checked. Lost
 /// processes are the watch's to notice: it aborts the wire.
 class ShmWire : public Wire {
  public:
@@ -65,9 +65,8 @@ class ShmWire : public Wire {
     uint64_t skip = 0;           // bytes of a message that its receive did not expect
   };
 
-  Entry& At(int ticket) { return entries_[static_cast<size_t>(ticket)]; }
+  Entry& At(int ticket) { return tickets_.At(ticket); }
   int Begin(Channel channel, int peer, const Entry& entry);
-  void Free(int ticket);
   void Turn(Lane* lane);
   bool Write(Lane* lane);
   bool Read(Lane* lane);
@@ -80,10 +79,9 @@ class ShmWire : public Wire {
   const int self_;
   const std::function<std::string(int)> name_;
   std::atomic<bool> aborted_ = false;
-  std::vector<Lane> lanes_;    // by process, channel and direction
-  std::vector<size_t> busy_;   // lanes with something under way
-  std::deque<Entry> entries_;  // by ticket
-  int free_ = -1;
+  std::vector<Lane> lanes_;   // by process, channel and direction
+  std::vector<size_t> busy_;  // lanes with something under way
+  Tickets<Entry> tickets_;
   uint64_t events_ = 0, seen_ = 0;  // messages done; at the last pause
 };
 

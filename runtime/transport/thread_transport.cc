@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <condition_variable>
-#include <deque>
 #include <mutex>
 #include <string>
 #include <vector>
@@ -13,6 +12,7 @@
 #include "compiler/plan/error.h"
 #include "runtime/core/rank_order.h"
 #include "runtime/core/seconds.h"
+#include "runtime/transport/tickets.h"
 #include "runtime/transport/wire.h"
 #include "runtime/transport/wire_transport.h"
 
@@ -36,11 +36,7 @@ struct ThreadHub {
 class ThreadWire : public Wire {
  public:
   ThreadWire(ThreadHub& hub, int self, int processes)
-      : hub_(hub), self_(self), open_(static_cast<size_t>(processes) * kChannels * 2) {
-    // More than any step has under way: from now on nothing is allocated.
-    entries_.resize(256);
-    for (int ticket = 0; ticket < 256; ++ticket) Free(ticket);
-  }
+      : hub_(hub), self_(self), open_(static_cast<size_t>(processes) * kChannels * 2) {}
 
   int processes() const override { return static_cast<int>(hub_.wires.size()); }
   int self() const override { return self_; }
@@ -53,9 +49,9 @@ class ThreadWire : public Wire {
   Status Test(int ticket) override {
     std::unique_lock lock(hub_.mutex);
     RequireRunning(lock);
-    Entry& entry = entries_[static_cast<size_t>(ticket)];
+    Entry& entry = At(ticket);
     if (!entry.done) return {};
-    Free(ticket);
+    tickets_.Free(ticket);
     return {true, entry.label, entry.begun};
   }
   void Poll() override {
@@ -93,11 +89,7 @@ class ThreadWire : public Wire {
     int first = -1, last = -1;
   };
 
-  Entry& At(int ticket) { return entries_[static_cast<size_t>(ticket)]; }
-  void Free(int ticket) {
-    At(ticket).next = free_;
-    free_ = ticket;
-  }
+  Entry& At(int ticket) { return tickets_.At(ticket); }
   /// Tickets that have not met, of sends to a process or of receives from it.
   Queue& Open(Channel channel, int process, bool sends) {
     const size_t row = static_cast<size_t>(process) * kChannels + static_cast<size_t>(channel);
@@ -114,8 +106,7 @@ class ThreadWire : public Wire {
   ThreadHub& hub_;
   const int self_;
   std::condition_variable wake_;
-  std::deque<Entry> entries_;  // by ticket; they stay where they are
-  int free_ = -1;
+  Tickets<Entry> tickets_;
   std::vector<Queue> open_;
   uint64_t events_ = 0, seen_ = 0;
   int copies_ = 0;  // that others make of this one's memory
@@ -134,14 +125,8 @@ int ThreadWire::Begin(Channel channel, int peer, const Entry& entry) {
   RequireRunning(lock);
   hub_.last_call = Clock::now();
   CF_ASSERT(peer >= 0 && peer < processes() && peer != self_);
-  if (free_ < 0) {
-    entries_.emplace_back();
-    Free(static_cast<int>(entries_.size()) - 1);
-  }
-  const int ticket = free_;
+  const int ticket = tickets_.Take(entry);
   Entry& here = At(ticket);
-  free_ = here.next;
-  here = entry;
   here.begun = hub_.last_call;
   ThreadWire& other = *hub_.wires[static_cast<size_t>(peer)];
   Queue& met = other.Open(channel, self_, !here.sends);

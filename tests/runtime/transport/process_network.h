@@ -12,7 +12,7 @@
 
 namespace contraflow {
 
-/// What ThreadNetwork is to threads, for processes that share memory, all of them in this program:
+/// The ThreadNetwork of processes that share memory, all of them in this program:
 /// each is used by one thread at a time. Abort at one of them is one at all.
 class ProcessNetwork {
  public:

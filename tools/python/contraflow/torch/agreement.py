@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 
 from . import program as plans
+from .layers import Layers, extra_layers
 from .links import default_device
 from .sharded import check_sharded, is_sharded
 
@@ -18,12 +19,12 @@ class Arguments:
     """The arguments of a PlanSchedule that its check needs, as this process has them."""
 
     def __init__(self, plan, ranks, replicas, stages, *, loss_fn, weight_grad, data_parallel, grad_reduce,
-                 on_step, device=None, **options):
+                 on_step, overlap=None, device=None, **options):
         self.plan, self.ranks, self.replicas, self.stages = plan, ranks, replicas, stages
         self.rank = ranks.index(dist.get_rank())
         self.loss_fn, self.weight_grad = loss_fn, weight_grad
         self.data_parallel, self.grad_reduce, self.on_step = data_parallel, grad_reduce, on_step
-        self.device = device
+        self.device, self.overlap = device, overlap
         self.options = dict(options, weight_grad=weight_grad)  # that all processes must have alike
         for name, given in (("grad_reduce", grad_reduce), ("on_step", on_step)):
             self.options[name] = "given" if given is not None else None
@@ -57,8 +58,11 @@ class Arguments:
                 len(self.replicas) != plan.data_parallel):
             raise ValueError(f"the plan is for {plan.data_parallel} replicas: pass data_parallel=, a group "
                              f"of as many processes, or grad_reduce= (there are {len(self.replicas)})")
+        kinds = plans.layer_kinds(plan.programs[self.rank])
         for stage, module in self.stages.items():
             self._check_module(stage, module)
+            if kinds:
+                self._check_layers(stage, module, kinds[stage])
         device = torch.device(self.device or default_device(self.stages.values()))
         if device.type == "cuda" and device.index not in (None, torch.cuda.current_device()):
             raise ValueError(f"rank {self.rank} has its modules on {device}, and the current device is cuda:"
@@ -83,6 +87,22 @@ class Arguments:
         if is_sharded(module):
             check_sharded(f"stage {stage}", module, self.plan, data_parallel=self.data_parallel,
                           grad_reduce=self.grad_reduce)
+
+    def _check_layers(self, stage, module, kinds):
+        if not isinstance(module, Layers):
+            raise TypeError(f"stage {stage} must be a list of layers, for the plan is of level component; is a "
+                            f"{type(module).__name__}")
+        try:
+            extra_layers(module, kinds, stage == 0, stage == self.plan.stages - 1)
+        except ValueError as error:
+            raise ValueError(f"stage {stage}: {error}") from None
+        if is_sharded(module) or any(map(is_sharded, module.modules())):
+            raise ValueError(f"stage {stage} has layers sharded with fully_shard, which cannot gather them for a "
+                             "part: give bare layers, or compile the plan with level=\"comm\"")
+        for name, value, remedy in (("weight_grad", self.weight_grad == "store", "leave it out, or take level comm"),
+                                    ("overlap", self.overlap is not None, "leave it out: the components overlap")):
+            if value:
+                raise ValueError(f"{name}= is for whole stages, and the plan is of level component: {remedy}")
 
     def _check_shared(self):
         holders = plans.holders(self.plan)

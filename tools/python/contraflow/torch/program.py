@@ -1,21 +1,25 @@
 """What a rank's program says beyond its order: who consumes a message, when a message that was sent
 has surely arrived, and where the gradients of a stage are complete."""
 
-FORWARD = ("F", "FB")
-BACKWARD = ("B", "BW", "FB")
-WEIGHT = ("W", "BW", "FB")
+from .order import COMPUTE_LANE, LaneOrder, lane_of
+
 MESSAGES = ("SEND_F", "SEND_B", "RECV_F", "RECV_B")
 COMPUTE = ("F", "B", "W", "BW", "FB")
-KNOWN = COMPUTE + ("R", "REDUCE", "STEP") + MESSAGES
+COMPONENTS = tuple(f"{part}_{way}" for part in ("ATTN", "DISPATCH", "MLP", "COMBINE") for way in "FRBW"
+                   if way != "W" or part in ("ATTN", "MLP"))
+FORWARD = ("F", "FB", *(op for op in COMPONENTS if op.endswith("F")))
+BACKWARD = ("B", "BW", "FB", *(op for op in COMPONENTS if op.endswith("B")))
+WEIGHT = ("W", "BW", "FB", "ATTN_W", "MLP_W")
+KNOWN = COMPUTE + COMPONENTS + ("R", "REDUCE", "STEP") + MESSAGES
 
 
 def forward_cell(i):
-    """(stage, micro-batch) whose forward an instruction runs, or None."""
+    """(stage, micro-batch) whose forward an instruction runs, all or a part of it, or None."""
     return (i.stage, i.microbatch) if i.op in FORWARD else None
 
 
 def back_cell(i, ops=BACKWARD):
-    """(stage, micro-batch) whose backward an instruction runs, or None."""
+    """(stage, micro-batch) whose backward an instruction runs, all or a part of it, or None."""
     if i.op not in ops:
         return None
     return (i.back_stage, i.back_microbatch) if i.op == "FB" else (i.stage, i.microbatch)
@@ -28,20 +32,27 @@ def tag(i):
 
 
 def torch_cell(i):
-    """An instruction as PyTorch's schedules and profiles call it."""
+    """An instruction as PyTorch's schedules call it."""
     if i.op == "FB":
         return f"({i.stage}F{i.microbatch};{i.back_stage}B{i.back_microbatch})OVERLAP_F_B"
     name = {"B": "I", "BW": "B", "REDUCE": "REDUCE_GRAD"}.get(i.op, i.op)
     return f"{i.stage}{name}{'' if i.microbatch is None else i.microbatch}"
 
 
+def range_name(i):
+    """An instruction as profiles call it: as PyTorch's runtime does, a component as DeepSeek's published one."""
+    if i.op in COMPONENTS:
+        part, way = i.op.split("_")
+        return f"{part.lower()}({way})"
+    return "PP:" + torch_cell(i)
+
+
 def check(plan):
     """Raises ValueError, with the remedy, unless the runtime can walk the plan."""
-    if plan.level != "comm":
-        remedy = {"compute": "has no messages yet", "component": "splits stages into components",
-                  "buffer": "has addresses in memory"}
-        raise ValueError(f"the plan is of level {plan.level}, which {remedy[plan.level]}: modules run "
-                         "as whole stages, so compile it with level=\"comm\"")
+    if plan.level not in ("comm", "component"):
+        remedy = {"compute": "has no messages yet", "buffer": "has addresses in memory"}
+        raise ValueError(f"the plan is of level {plan.level}, which {remedy[plan.level]}: compile it with "
+                         "level=\"comm\", or level=\"component\" for stages given as layers")
     for rank, program in enumerate(plan.programs):
         for index, i in enumerate(program):
             if i.op not in KNOWN:
@@ -65,17 +76,34 @@ def edges(plan):
                    if i.op in ("SEND_F", "SEND_B")})
 
 
+def layer_kinds(program):
+    """By stage of a component program: a letter for each layer, as in plans."""
+    kinds = {}
+    for i in program:
+        if i.op in ("ATTN_F", "MLP_F", "DISPATCH_F"):
+            of_layers = kinds.setdefault(i.stage, {})
+            kind = {"ATTN_F": "p", "MLP_F": "d", "DISPATCH_F": "m"}[i.op]
+            of_layers[i.layer] = min(of_layers.get(i.layer, "p"), kind, key="mdp".index)
+    return {s: "".join(of_layers[k] for k in sorted(of_layers)) for s, of_layers in kinds.items()}
+
+
 class RankProgram:
     """The program of one rank, with what follows from the programs of its peers."""
 
     def __init__(self, plan, rank):
         self.rank, self.instructions = rank, list(plan.programs[rank])
         self.needs = _needs(self.instructions)    # by instruction: the RECVs that it waits for
+        self.order = _order(plan, self.instructions)  # its lanes, or None where it has one
         self.arrived = self._arrivals(plan)       # by instruction: SENDs that are over once it runs
         self.complete = [None] * len(self.instructions)  # by instruction: the stage whose sum begins there
         for stage, index in _completions(self.instructions).items():
             self.complete[index] = stage
         self.again = {(i.stage, i.microbatch) for i in self.instructions if i.op == "R"}
+        self.parts_again = {}  # by stage, micro-batch and layer: the parts that run again
+        for i in self.instructions:
+            if i.op.endswith("_R"):
+                self.parts_again.setdefault((i.stage, i.microbatch, i.layer), set()).add(i.op[:-2])
+        self.kinds = layer_kinds(self.instructions)
 
     def _arrivals(self, plan):
         """A SEND is over when something arrives that its receiver sent behind the instruction that
@@ -86,6 +114,7 @@ class RankProgram:
                        for recv in recvs}
         for peer in sorted({i.peer for i in mine if i.op.startswith("SEND")}):
             program = list(plan.programs[peer])
+            order = _order(plan, program)
             their = {tag(program[recv]): index for index, recvs in enumerate(_needs(program))
                      for recv in recvs if program[recv].peer == self.rank}
             back = [(index, consumer_of[tag(i)]) for index, i in enumerate(program)
@@ -96,10 +125,31 @@ class RankProgram:
             for consumed, index in sends:
                 while at < len(back) and back[at][0] <= consumed:
                     at += 1
-                consumers = [consumer for _, consumer in back[at:at + 8]]
+                consumers = [consumer for sent, consumer in back[at:at + 8]
+                             if order is None or order.before(consumed, sent)]
                 if consumers:
                     arrived[min(consumers)].append(index)
         return arrived
+
+
+def _order(plan, program):
+    """The lanes of a program of level component, or None. A RECV also waits for the forward that tells its form,
+    and for the compute before the last one: so its buffer is taken no earlier than the plan says."""
+    if plan.level != "component":
+        return None
+    awaited, forward_ends, compute = [], {}, []
+    for index, i in enumerate(program):
+        before = list(i.after)
+        if i.op.startswith("RECV"):
+            before += compute[-2:-1]
+        if i.op == "RECV_B":
+            before.append(forward_ends[i.stage, i.microbatch])
+        if forward_cell(i) is not None:
+            forward_ends[forward_cell(i)] = index
+        if lane_of(i) == COMPUTE_LANE:
+            compute.append(index)
+        awaited.append(before)
+    return LaneOrder(program, awaited)
 
 
 def _completions(program):

@@ -10,14 +10,14 @@ _CATEGORIES = {"SEND_F": "send", "SEND_B": "send", "RECV_F": "receive", "RECV_B"
                "REDUCE": "reduce", "STEP": "step"}
 
 
-def spans(program, needs, index_of, starts, ends):
+def spans(walk):
     """(instruction, its index, start, end) of a rank, in nanoseconds since the epoch. Compute is without
     the waiting before it; a RECV lasts until what needs it can begin."""
     since = time.time_ns() - time.perf_counter_ns()
-    begins = {}
-    for index, start, end in zip(index_of, starts, ends):
+    program, begins = walk.program.instructions, {}
+    for index, start, end in zip(walk.index_of, walk.starts, walk.ends):
         begins.setdefault(index, (start, end))
-    used = {recv: begins[index][0] for index, recvs in enumerate(needs) for recv in recvs}
+    used = {recv: begins[index][0] for index, recvs in enumerate(walk.program.needs) for recv in recvs}
     return [(program[index], index, start + since, used.get(index, end) + since)
             for index, (start, end) in sorted(begins.items())]
 

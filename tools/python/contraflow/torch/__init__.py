@@ -1,11 +1,13 @@
 """Runs plans over torch.distributed, with the user's own modules as stages."""
 
+from .all_to_all import AllToAll, TokenDispatcher
 from .backward import WeightGradStore
 from .links import Links
+from .moe_blocks import from_moe_block
 from .schedule import PlanSchedule
 from .stage import BackwardChunk, ForwardChunk, Overlap
 from .torch_schedule import as_torch_schedule
 from .watch import StepError
 
-__all__ = ["BackwardChunk", "ForwardChunk", "Links", "Overlap", "PlanSchedule", "StepError",
-           "WeightGradStore", "as_torch_schedule"]
+__all__ = ["AllToAll", "BackwardChunk", "ForwardChunk", "Links", "Overlap", "PlanSchedule", "StepError",
+           "TokenDispatcher", "WeightGradStore", "as_torch_schedule", "from_moe_block"]

@@ -13,7 +13,7 @@ from .layered_stage import LayeredStage
 from .layers import Layers
 from .links import Links, default_device, members
 from .program import RankProgram
-from .reduce import GradientSum
+from .reduce import GradientSum, spread_parameters
 from .sharded import local
 from .stage import Stage, without_cast_cache
 from .walk import Walk
@@ -35,7 +35,10 @@ class PlanSchedule:
     weight_grad     "autograd", or "store" for kernels that use WeightGradStore
     data_parallel   the processes that hold this rank in all replicas of the pipeline; gradients are
                     averaged over them
-    grad_reduce     instead: grad_reduce(stage, module), called where the gradients of a stage are complete
+    expert_parallel the processes that hold this rank in the pipelines that share its experts; gradients are
+                    averaged over them, but those of parameters that are spread over them: `expert_parameters()`
+                    of layers, and what has the attribute `expert`
+    grad_reduce     instead of data_parallel: grad_reduce(stage, module), called where the gradients of a stage are complete
                     and summed over the ranks of this pipeline that hold it
     scale_grads     divide gradients by the number of micro-batches
     on_step         on_step(stage), called at STEP, where the gradients of a stage are ready
@@ -48,15 +51,16 @@ class PlanSchedule:
     """
 
     def __init__(self, plan, stages, loss_fn=None, group=None, *, overlap=None, weight_grad="autograd",
-                 data_parallel=None, grad_reduce=None, scale_grads=True, on_step=None,
+                 data_parallel=None, expert_parallel=None, grad_reduce=None, scale_grads=True, on_step=None,
                  variable_shapes=False, keep_rng=True, timeout=300.0, annotate=True, links=None,
                  device=None):
         stages = {s: Layers(layers) if isinstance(layers, (list, tuple)) else layers
                   for s, layers in stages.items()} if isinstance(stages, dict) else stages
         ranks = members(group) if links is None else links.ranks
         replicas = members(data_parallel) if data_parallel is not None else [dist.get_rank()]
-        token = agree(Arguments(plan, ranks, replicas, stages, loss_fn=loss_fn, weight_grad=weight_grad,
-                                data_parallel=data_parallel, grad_reduce=grad_reduce, on_step=on_step,
+        experts = members(expert_parallel) if expert_parallel is not None else [dist.get_rank()]
+        token = agree(Arguments(plan, ranks, replicas, experts, stages, loss_fn=loss_fn, weight_grad=weight_grad,
+                                data_parallel=data_parallel, links=links, grad_reduce=grad_reduce, on_step=on_step,
                                 scale_grads=bool(scale_grads), variable_shapes=bool(variable_shapes),
                                 device=device, overlap=overlap, keep_rng=bool(keep_rng), timeout=timeout))
         holders = plans.holders(plan)
@@ -64,7 +68,7 @@ class PlanSchedule:
         self._owns_links = links is None
         if links is None:
             links = Links(plans.edges(plan), {tuple(h) for h in holders}, group, data_parallel, timeout,
-                          self._device)
+                          self._device, expert_parallel)
         self.plan, self.rank, self.links = plan, links.rank, links
         warn_of_statistics(plan, self.rank, stages)
 
@@ -75,10 +79,10 @@ class PlanSchedule:
             Stage(s, module, s == last, loss_fn, weight_grad, keep_rng)
             for s, module in sorted(stages.items())}
         self._variable_shapes, self._annotate = variable_shapes, annotate
-        divisor = plan.microbatches if scale_grads else 1
-        if data_parallel is not None:
-            divisor *= len(replicas)
-        self._sums = {s: GradientSum(self._stages[s], links.sum_group(holders[s]), divisor, grad_reduce)
+        divisor = (plan.microbatches if scale_grads else 1) * len(replicas) * len(experts)
+        self._spread = frozenset().union(*map(spread_parameters, stages.values()))
+        self._sums = {s: GradientSum(self._stages[s], links.sum_group(holders[s]), divisor, grad_reduce,
+                                     self._spread, links.sum_group(holders[s], spread=True))
                       for s in plans.completion_order(plan.programs[self.rank])}
         self._walk = Walk(plan, program, self._stages, self._sums, links, self._device,
                           variable_shapes=variable_shapes, overlap=overlap, on_step=on_step,
@@ -274,15 +278,18 @@ class PlanSchedule:
             self.links.close()
 
     def sync_parameters(self):
-        """Gives all copies of a stage, on both its ranks and in all replicas, the parameters and buffers
-        of the first. Every process calls it."""
+        """Gives all copies of a stage, on both its ranks, in all replicas and over the expert group, the
+        parameters and buffers of the first. Every process calls it."""
         for s, stage in self._stages.items():
-            group = self.links.sum_group(plans.holders(self.plan)[s])
-            if group is not None:
-                first = self.links.members_of(group)[0]
-                with torch.no_grad():
-                    for tensor in (*stage.module.parameters(), *stage.module.buffers()):
-                        dist.broadcast(local(tensor), first, group=group)
+            for tensor in (*stage.module.parameters(), *stage.module.buffers()):
+                group = self.links.sum_group(plans.holders(self.plan)[s], self.is_spread(tensor))
+                if group is not None:
+                    with torch.no_grad():
+                        dist.broadcast(local(tensor), self.links.members_of(group)[0], group=group)
+
+    def is_spread(self, parameter):
+        """Whether each process of `expert_parallel` has another part of a parameter, as of those of experts."""
+        return parameter in self._spread
 
 
 def _has_rows(value):

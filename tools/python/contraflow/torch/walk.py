@@ -250,8 +250,8 @@ class Walk:
                 layer.forget()
 
     def close(self):
-        """Drops the operations."""
-        self.operations, self.forwards, self._edges = [], [], {}
+        """Drops the operations, and with them the process groups."""
+        self.operations, self.forwards, self._edges, self._sums, self.lanes = [], [], {}, {}, None
 
     @property
     def begun(self):

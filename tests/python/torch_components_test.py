@@ -9,7 +9,7 @@ import sys
 import time
 
 from torch_layers import batch, layers_of, loss_fn, reference
-from torch_model import dist, expect_success, run_processes, torch
+from torch_model import dist, expect_success, rows_of, run_processes, torch
 
 import contraflow as cf
 import contraflow.torch as cft
@@ -82,11 +82,6 @@ def delayed(schedule, chance, most=0.002):
     walk.operations = [late(*operation) for operation in walk.operations]
 
 
-def rows(plan, rank, stage, values):
-    mine = sorted(m for route in plan.routes if route.ranks[stage] == rank for m in route.microbatches)
-    return values[mine].flatten(0, 1) if mine else None
-
-
 def trained(plan, of_layers, links, expert, group, experts, seed=None, steps=1, **options):
     """Losses and gradients of a plan, whose stages have the layers of `of_layers`."""
     rank = links.rank
@@ -95,7 +90,7 @@ def trained(plan, of_layers, links, expert, group, experts, seed=None, steps=1, 
     if seed is not None and schedule._walk.lanes is not None:
         delayed(schedule, random.Random(seed))
     inputs, targets = batch(plan.microbatches, expert)
-    x, target = rows(plan, rank, 0, inputs), rows(plan, rank, plan.stages - 1, targets)
+    x, target = rows_of(plan, rank, 0, inputs), rows_of(plan, rank, plan.stages - 1, targets)
     arguments, losses, of_eval = [] if x is None else [x], [], []
     for _ in range(steps):
         schedule.step(*arguments, target=target, losses=losses)

@@ -8,6 +8,7 @@
 `contraflow.torch` runs plans on torch.distributed.
 """
 
+from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
 
 try:
@@ -70,9 +71,11 @@ for _name in __all__:
         _show_as_ours(globals()[_name])
 
 
-def __getattr__(name):
-    if name == "torch":  # takes seconds to import, and not everyone has it
-        import importlib
+if not _TYPE_CHECKING:  # to which all names would be right
 
-        return importlib.import_module("contraflow.torch")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    def __getattr__(name):
+        if name == "torch":  # takes seconds to import, and not everyone has it
+            import importlib
+
+            return importlib.import_module("contraflow.torch")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -4,6 +4,7 @@ import ast
 import importlib.util
 import inspect
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -95,20 +96,21 @@ class StubsTest(unittest.TestCase):
             self.assertEqual(parameters(arguments), parameters(there), f"{of}.{name}")
             # What C++ knows of the result; "object", "dict" and the like say less than the stub.
             gives = gives.replace("contraflow._core.", "")
+            gives = re.sub(r"^(\w+) \| None$", r"Optional[\1]", gives)  # as newer pybind11 writes it
             if gives not in ("object", "dict", "tuple", "list"):
                 self.assertEqual(returned, gives, f"{of}.{name}")
 
     def mypy(self, use):
-        """Complaints about a program and the package but for contraflow.torch, as (file, line)."""
+        """Complaints about a program and the package but for contraflow.torch: (file, line) of each, and the text."""
         with tempfile.TemporaryDirectory() as folder:
             with open(os.path.join(folder, "use.py"), "w") as file:
                 file.write(textwrap.dedent(use))
-            environment = dict(os.environ)
-            if "site-packages" not in PACKAGE:  # where mypy looks by itself
+            environment, files = dict(os.environ), ["use.py"]
+            if "site-packages" not in PACKAGE:  # where mypy looks by itself, and complains of nothing
                 environment["MYPYPATH"] = os.path.dirname(PACKAGE)
+                files += [os.path.join(PACKAGE, name) for name in ("__init__.py", "compiling.py", "_core.pyi")]
             shown = subprocess.run(
-                [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", "--no-error-summary", "use.py",
-                 *(os.path.join(PACKAGE, name) for name in ("__init__.py", "compiling.py", "_core.pyi"))],
+                [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", "--no-error-summary", *files],
                 cwd=folder, env=environment, capture_output=True, text=True)
         self.assertEqual(shown.stderr, "")
         found = [line.split(":")[:2] for line in shown.stdout.splitlines() if ": error:" in line]

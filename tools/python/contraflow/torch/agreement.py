@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 
 from . import program as plans
+from .batch import check_chunk_spec
 from .links import default_device
 from .sharded import check_sharded, is_sharded
 
@@ -52,6 +53,7 @@ class Arguments:
             raise ValueError(f"weight_grad must be \"autograd\" or \"store\", is {self.weight_grad!r}")
         if self.data_parallel is not None and self.grad_reduce is not None:
             raise ValueError("data_parallel and grad_reduce both sum over replicas: give one of them")
+        check_chunk_spec(self.options.get("chunk_spec"))
         sharded = all(isinstance(m, torch.nn.Module) and is_sharded(m) for m in self.stages.values())
         if plan.data_parallel > 1 and self.grad_reduce is None and not sharded and (
                 len(self.replicas) != plan.data_parallel):

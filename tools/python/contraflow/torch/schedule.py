@@ -6,11 +6,11 @@ import time
 
 import torch
 import torch.distributed as dist
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from . import program as plans
 from . import trace
 from .agreement import Arguments, agree, warn_of_statistics
+from .batch import Batch
 from .links import Edge, Links, default_device, members, wait
 from .program import RankProgram, back_cell, forward_cell
 from .reduce import GradientSum
@@ -42,18 +42,21 @@ class PlanSchedule:
     annotate        name each instruction in profiles: PP:0F3, PP:(0F7;7B3)OVERLAP_F_B
     links           process groups to share with other schedules (Links)
     device          where messages live (None: where the modules are)
+    chunk_spec      {name of a keyword, "target" or place of an input: True (chunked) or False (whole), or
+                    lists, tuples and dicts of these}; where it says nothing, rows decide
     """
 
     def __init__(self, plan, stages, loss_fn=None, group=None, *, overlap=None, weight_grad="autograd",
                  data_parallel=None, grad_reduce=None, scale_grads=True, on_step=None,
                  variable_shapes=False, keep_rng=True, timeout=300.0, annotate=True, links=None,
-                 device=None):
+                 device=None, chunk_spec=None):
         ranks = members(group) if links is None else links.ranks
         replicas = members(data_parallel) if data_parallel is not None else [dist.get_rank()]
         token = agree(Arguments(plan, ranks, replicas, stages, loss_fn=loss_fn, weight_grad=weight_grad,
                                 data_parallel=data_parallel, grad_reduce=grad_reduce, on_step=on_step,
                                 scale_grads=bool(scale_grads), variable_shapes=bool(variable_shapes),
-                                device=device, keep_rng=bool(keep_rng), timeout=timeout))
+                                device=device, keep_rng=bool(keep_rng), timeout=timeout,
+                                chunk_spec=chunk_spec))
         holders = plans.holders(plan)
         self._device = torch.device(device) if device is not None else default_device(stages.values())
         self._owns_links = links is None
@@ -80,7 +83,8 @@ class PlanSchedule:
         self._at = -1
         self._broken = self._closed = False
         self._stepping = threading.Lock()
-        self._store, self._step, self._rows = _store(token), 0, None
+        self._store = _store(token)
+        self._batch = Batch(plan, self.rank, chunk_spec, variable_shapes, self._store)
         self._watch = Watch(self._store, self.rank, plan.ranks, self._place)
 
     # What the program comes down to
@@ -247,19 +251,15 @@ class PlanSchedule:
             self._stepping.release()
 
     def _fill(self, args, target, return_outputs, kwargs):
-        self._check_rows(args, target)
-        self._learn_rows(args, target, kwargs)
-        columns = [self._spread(x, len(self._first), "the input", True) for x in args if self._first]
-        targets = self._spread(target, len(self._last), "target", True) if self._last else []
-        parts = {key: self._spread(value, self.plan.microbatches, key) for key, value in kwargs.items()}
-        for cell, *x in zip(self._first, *columns):
-            cell.x = tuple(x)
+        inputs, targets, keywords = self._batch.spread(args, target, kwargs)
+        for cell, x in zip(self._first, inputs):
+            cell.x = x
         if target is not None:
             for cell, part in zip(self._last, targets):
                 cell.target = (part,)
         if kwargs:
             for (_, m), cell in self._cells.items():
-                cell.kwargs = {key: column[m] for key, column in parts.items()}
+                cell.kwargs = keywords[m]
         for stage in self._stages.values():
             stage.begin(return_outputs)
         summed_with = {}  # what several stages share is summed once, with the last of them
@@ -268,62 +268,6 @@ class PlanSchedule:
                 summed_with[p] = s
         for s, total in self._sums.items():
             total.begin([p for p, last in summed_with.items() if last == s])
-
-    def _check_rows(self, args, target):
-        starts, ends = len(self._first), len(self._last)
-        if starts and not args:
-            raise ValueError(f"rank {self.rank}: step() needs the input of the {starts} micro-batches that "
-                             "start here")
-        if len(self.plan.routes) == 1 and (starts or ends):
-            starts = ends = self.plan.microbatches  # with one route both are of the whole batch
-        given = [(f"input {k}", len(x), starts) for k, x in enumerate(args) if starts and _has_rows(x)]
-        if ends and _has_rows(target):
-            given.append(("target", len(target), ends))
-        for name, rows, count in given[1:]:
-            # Rows of a target may be tokens: as many for each row of the input.
-            multiple = name == "target" and rows * given[0][2] % max(1, given[0][1] * count) == 0 and rows > 0
-            if rows * given[0][2] != given[0][1] * count and not multiple:
-                raise ValueError(f"rank {self.rank}: {given[0][0]} has {given[0][1]} rows, {name} "
-                                 f"has {rows}: give the same rows of both, or a multiple in the target")
-
-    def _learn_rows(self, args, target, kwargs):
-        """How many rows all micro-batches of the plan have. A rank on which none starts asks the first one, if
-        it has something whose rows count."""
-        if self._first:
-            given = next((len(x) for x in (*args, *tree_flatten(args)[0]) if _has_rows(x)), 0)
-            self._rows = given * self.plan.microbatches // len(self._first)
-            if self.plan.routes[0].ranks[0] == self.rank and (self._variable_shapes or self._step == 0):
-                self._store.set(f"rows/{self._step}", str(self._rows))
-                if self._step > self.plan.ranks:  # no rank is further behind
-                    self._store.delete_key(f"rows/{self._step - self.plan.ranks - 1}")
-        elif self._variable_shapes or self._rows is None:
-            inside = None if torch.is_tensor(target) or not self._last else target
-            if any(_has_rows(x) for x in tree_flatten((inside, kwargs))[0]):
-                self._rows = int(self._store.get(f"rows/{self._step if self._variable_shapes else 0}"))
-        self._step += 1
-
-    def _spread(self, value, count, name, always=False):
-        """What each of `count` micro-batches gets: tensors with the rows of the batch are chunked, and with
-        `always` any that is the value itself; all else goes whole to each."""
-        rows = self._rows and self._rows * count // self.plan.microbatches
-        leaves, form = tree_flatten(value)
-        columns = []
-        for leaf in leaves:
-            if torch.is_tensor(leaf) and leaf.requires_grad and torch.is_grad_enabled():
-                raise ValueError(f"rank {self.rank}: {name} requires a gradient, and step() gives gradients to "
-                                 "parameters of stages alone: detach() it, or move what makes it into a stage")
-            chunked = _has_rows(leaf) and len(leaf) == rows or always and torch.is_tensor(value)
-            columns.append(self._chunks(leaf, count, name) if chunked else [leaf] * count)
-        return [tree_unflatten([column[m] for column in columns], form) for m in range(count)]
-
-    def _chunks(self, value, count, name):
-        has = f"rank {self.rank}: {name} has shape {list(value.shape)}, which does not chunk into {count} "
-        if value.dim() == 0 or len(value) < count:
-            raise ValueError(has + "micro-batches along dimension 0")
-        if len(value) % count != 0 and not self._variable_shapes:
-            raise ValueError(has + "micro-batches of the same size: leave the last batch out (drop_last of a "
-                             "DataLoader), or pass variable_shapes=True")
-        return value.detach().tensor_split(count)
 
     def _run(self, operations):
         starts, ends, clock = self._starts, self._ends, time.perf_counter_ns
@@ -445,10 +389,6 @@ def _posting_order(program):
         order += sorted(range(at, end), key=lambda k: program[k].op.startswith("RECV"))
         at = end
     return order
-
-
-def _has_rows(value):
-    return torch.is_tensor(value) and value.dim() > 0
 
 
 def _store(token):

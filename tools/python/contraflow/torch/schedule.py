@@ -12,10 +12,12 @@ from . import trace
 from .agreement import Arguments, agree, warn_of_statistics
 from .batch import Batch
 from .links import Edge, Links, default_device, members, wait
+from .losses import Losses
 from .program import RankProgram, back_cell, forward_cell
-from .reduce import GradientSum
+from .reduce import GradientSum, tied_ranks
 from .sharded import local
 from .stage import Cell, Stage, without_cast_cache
+from .state import State
 from .watch import StepError, Watch
 
 
@@ -44,24 +46,27 @@ class PlanSchedule:
     device          where messages live (None: where the modules are)
     chunk_spec      {name of a keyword, "target" or place of an input: True (chunked) or False (whole), or
                     lists, tuples and dicts of these}; where it says nothing, rows decide
+    names           names(stage, name) -> the name of a parameter or buffer in the whole model (None: as `split`
+                    has it, else stage.{stage}.{name})
     """
 
     def __init__(self, plan, stages, loss_fn=None, group=None, *, overlap=None, weight_grad="autograd",
                  data_parallel=None, grad_reduce=None, scale_grads=True, on_step=None,
                  variable_shapes=False, keep_rng=True, timeout=300.0, annotate=True, links=None,
-                 device=None, chunk_spec=None):
+                 device=None, chunk_spec=None, names=None):
         ranks = members(group) if links is None else links.ranks
         replicas = members(data_parallel) if data_parallel is not None else [dist.get_rank()]
         token = agree(Arguments(plan, ranks, replicas, stages, loss_fn=loss_fn, weight_grad=weight_grad,
                                 data_parallel=data_parallel, grad_reduce=grad_reduce, on_step=on_step,
                                 scale_grads=bool(scale_grads), variable_shapes=bool(variable_shapes),
                                 device=device, keep_rng=bool(keep_rng), timeout=timeout,
-                                chunk_spec=chunk_spec))
+                                chunk_spec=chunk_spec, names=names and "given"))
         holders = plans.holders(plan)
         self._device = torch.device(device) if device is not None else default_device(stages.values())
         self._owns_links = links is None
+        tied = tied_ranks(plan, stages)
         if links is None:
-            links = Links(plans.edges(plan), {tuple(h) for h in holders}, group, data_parallel, timeout,
+            links = Links(plans.edges(plan), {*map(tuple, holders), *tied}, group, data_parallel, timeout,
                           self._device)
         self.plan, self.rank, self.links = plan, links.rank, links
         warn_of_statistics(plan, self.rank, stages)
@@ -76,6 +81,10 @@ class PlanSchedule:
             divisor *= len(replicas)
         self._sums = {s: GradientSum(self._stages[s], links.sum_group(holders[s]), divisor, grad_reduce)
                       for s in plans.completion_order(plan.programs[self.rank])}
+        self._tied = {ranks: (GradientSum(None, links.sum_group(ranks), divisor), places)
+                      for ranks, places in sorted(tied.items())}
+        self._state = State(links, dict(sorted(stages.items())), holders, names)
+        self._losses = Losses(links, plan.microbatches)
 
         self._program = RankProgram(plan, self.rank)
         self._make_cells()
@@ -223,6 +232,41 @@ class PlanSchedule:
             self._walk(self._forwards, args, target, return_outputs, kwargs)
         return self._collect(losses, return_outputs)
 
+    # Around a step
+
+    def rows(self, batch):
+        """(input, target) for step() on this rank, of a `batch` with all rows: a pair of both, or one value that
+        has both. Its tensors, also inside lists, tuples and dicts, are of the micro-batches that start here and
+        that end here; None where none does."""
+        return self._batch.rows(batch)
+
+    def loss(self, added=False):
+        """The mean loss of the last step or eval over all its micro-batches, the same on every rank; with
+        `added` that of what `add_loss` added in any stage of a step. Every process calls it."""
+        return self._losses.mean(added)
+
+    def clip_grad_norm_(self, max_norm, norm_type=2.0):
+        """Scales all gradients so that their norm over all ranks is at most `max_norm`. Returns the norm before,
+        the same on every rank. Every process calls it, after the step."""
+        return self._state.clip_grad_norm(max_norm, float(norm_type))
+
+    def named_parameters(self):
+        """(name in the whole model, parameter) of the stages of this rank, each parameter once."""
+        return self.module().named_parameters()
+
+    def module(self):
+        """A module with the parameters and buffers of this rank under their names in the whole model, for
+        state dicts of models and optimizers; it has no forward."""
+        return self._state.module()
+
+    def state_dict(self):
+        """The parameters and buffers of this rank by their names in the whole model."""
+        return self.module().state_dict()
+
+    def load_state_dict(self, state, strict=True):
+        """Takes those of this rank from the state of the whole model, or of any part that has them."""
+        self._state.load(state, strict)
+
     def _walk(self, operations, args, target, return_outputs, kwargs):
         if not self._stepping.acquire(blocking=False):
             raise RuntimeError(f"rank {self.rank}: another thread is in a step of this schedule")
@@ -234,6 +278,7 @@ class PlanSchedule:
             self._watch.begin()
             self._at = -1
             self._fill(args, target, return_outputs, kwargs)
+            self._losses.begin()
             self._at = 0
             annotated = self._annotate and torch.autograd._profiler_enabled()
             self._run(self._annotated(operations) if annotated else operations)
@@ -266,6 +311,9 @@ class PlanSchedule:
         for s in self._sums:
             for p in self._stages[s].weights:
                 summed_with[p] = s
+        for total, places in self._tied.values():
+            tied = [self._stages[s].module.get_parameter(name) for s, name in places]
+            total.begin([p for p in dict.fromkeys(tied) if summed_with.pop(p, None) is not None])
         for s, total in self._sums.items():
             total.begin([p for p, last in summed_with.items() if last == s])
 
@@ -295,16 +343,19 @@ class PlanSchedule:
             if works:
                 wait(works)
                 self._works[at] = ()
-        for total in self._sums.values():
+        for total, _ in self._tied.values() if torch.is_grad_enabled() else ():
+            total.start()
+        for total in (*self._sums.values(), *(total for total, _ in self._tied.values())):
             total.finish()
         for stage in self._stages.values():
             stage.end()
         self._at = -1
 
     def _collect(self, losses, return_outputs):
+        found = [cell.loss for cell in self._last if cell.loss is not None]
+        self._losses.end(found)
         if losses is not None and self._last:
-            losses.clear()
-            losses.extend(cell.loss for cell in self._last if cell.loss is not None)
+            losses[:] = found
         outputs = [cell.output for cell in self._last]
         for cell in self._cells.values():
             cell.forget()
@@ -368,12 +419,16 @@ class PlanSchedule:
     def sync_parameters(self):
         """Gives all copies of a stage, on both its ranks and in all replicas, the parameters and buffers
         of the first. Every process calls it."""
-        for s, stage in self._stages.items():
-            group = self.links.sum_group(plans.holders(self.plan)[s])
+        copies = [((*stage.module.parameters(), *stage.module.buffers()), plans.holders(self.plan)[s])
+                  for s, stage in self._stages.items()]
+        copies += [([self._stages[s].module.get_parameter(name) for s, name in places], ranks)
+                   for ranks, (_, places) in self._tied.items()]
+        for tensors, ranks in copies:
+            group = self.links.sum_group(ranks)
             if group is not None:
                 first = self.links.members_of(group)[0]
                 with torch.no_grad():
-                    for tensor in (*stage.module.parameters(), *stage.module.buffers()):
+                    for tensor in tensors:
                         dist.broadcast(local(tensor), first, group=group)
 
 

@@ -7,9 +7,11 @@
 #include <memory>
 #include <optional>
 #include <utility>
+#include <variant>
 
 #include "compiler/files/plan_io.h"
 #include "tools/cli/spec_options.h"
+#include "tools/interop/stage_layers.h"
 #include "tools/python/bindings.h"
 #include "tools/report/report.h"
 
@@ -42,6 +44,16 @@ void RequireNone(const Plan& plan, std::vector<Finding> findings) {
     text += "; and " + std::to_string(findings.size() - kShown) + " more";
   }
   throw Unsound(std::move(findings), text);
+}
+
+py::tuple LayoutOf(const PlanObject& self,
+                   const std::optional<std::variant<int, std::string>>& layers) {
+  std::optional<std::string> text;
+  if (layers) {
+    const int* const count = std::get_if<int>(&*layers);
+    text = count != nullptr ? std::to_string(*count) : std::get<std::string>(*layers);
+  }
+  return py::tuple(py::cast(LayersOfStages(self.plan, text, UnknownLayers::kRefuse)));
 }
 
 }  // namespace
@@ -274,7 +286,12 @@ PlanClass BindPlan(py::module_& module) {
       "Every micro-batch takes exactly one; DualPipe has two.");
   plan.def_property_readonly("programs", &PlanObject::Programs,
                              "A tuple for each rank with its instructions in issue order.")
-      .def("stages_of", &StagesOf, py::arg("rank"), "Stages that live on a rank, ascending.");
+      .def("stages_of", &StagesOf, py::arg("rank"), "Stages that live on a rank, ascending.")
+      .def("layout", &LayoutOf, py::arg("layers") = py::none(),
+           "Of each stage its layers, a letter each: E embedding, t transformer layer, m layer of "
+           "multi-token prediction, L head. Where the costs do not know them, `layers` says how "
+           "many the model or each stage has (32, or \"6,5x6,4\"), or is a layout such as "
+           "\"Et*3|t*4|t*3L\".");
   const auto figure = [&plan](const char* name, auto of, const char* doc) {
     plan.def_property_readonly(
         name, [of](const std::shared_ptr<PlanObject>& self) { return of(ReportOf(self)); }, doc);

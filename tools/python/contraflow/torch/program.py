@@ -1,6 +1,8 @@
 """What a rank's program says beyond its order: who consumes a message, when a message that was sent
 has surely arrived, and where the gradients of a stage are complete."""
 
+from typing import Any, List
+
 FORWARD = ("F", "FB")
 BACKWARD = ("B", "BW", "FB")
 WEIGHT = ("W", "BW", "FB")
@@ -54,7 +56,7 @@ def check(plan):
                                  "checkpoint inside the modules")
 
 
-def holders(plan):
+def holders(plan: Any) -> List[List[int]]:
     """For each stage the ranks that hold it, ascending."""
     return [sorted({route.ranks[stage] for route in plan.routes}) for stage in range(plan.stages)]
 

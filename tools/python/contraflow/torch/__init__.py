@@ -2,10 +2,12 @@
 
 from .backward import WeightGradStore
 from .links import Links
+from .losses import add_loss
 from .schedule import PlanSchedule
+from .split import split
 from .stage import BackwardChunk, ForwardChunk, Overlap
 from .torch_schedule import as_torch_schedule
 from .watch import StepError
 
 __all__ = ["BackwardChunk", "ForwardChunk", "Links", "Overlap", "PlanSchedule", "StepError",
-           "WeightGradStore", "as_torch_schedule"]
+           "WeightGradStore", "add_loss", "as_torch_schedule", "split"]

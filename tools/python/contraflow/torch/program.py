@@ -1,6 +1,8 @@
 """What a rank's program says beyond its order: who consumes a message, when a message that was sent
 has surely arrived, and where the gradients of a stage are complete."""
 
+from typing import Any, List
+
 from .order import COMPUTE_LANE, LaneOrder, lane_of
 
 MESSAGES = ("SEND_F", "SEND_B", "RECV_F", "RECV_B")
@@ -65,7 +67,7 @@ def check(plan):
                                  "checkpoint inside the modules")
 
 
-def holders(plan):
+def holders(plan: Any) -> List[List[int]]:
     """For each stage the ranks that hold it, ascending."""
     return [sorted({route.ranks[stage] for route in plan.routes}) for stage in range(plan.stages)]
 

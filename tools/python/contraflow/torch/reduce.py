@@ -2,12 +2,24 @@
 
 import torch
 
+from . import program as plans
 from . import sharded
 
 
+def tied_ranks(plan, stages):
+    """Where a parameter of a stage is one of other stages on other ranks (`tied_parameters` of its module: {name: all
+    (stage, name) that are one}): by the ranks that hold any of them, [(stage, name)] of this rank."""
+    held, found = plans.holders(plan), {}
+    for s, module in sorted(stages.items()):
+        for name, places in getattr(module, "tied_parameters", {}).items():
+            ranks = tuple(sorted({rank for stage, _ in places for rank in held[stage]}))
+            found.setdefault(ranks, []).append((s, name))
+    return found
+
+
 class GradientSum:
-    """Of one stage. `group` has all holders of the stage and their replicas, None where that is one process;
-    the sum is divided by `divisor`. Of a sharded stage the average over its mesh is summed. `hook(stage,
+    """Of one stage, or of what stages of several ranks have in common (None). `group` has all holders and their
+    replicas, None where that is one process; the sum is divided by `divisor`. Of a sharded stage the average over its mesh is summed. `hook(stage,
     module)` then does what else has to be done over replicas."""
 
     def __init__(self, stage, group, divisor, hook=None):
@@ -25,7 +37,7 @@ class GradientSum:
 
     def start(self):
         """After the last weight gradient of the stage."""
-        if self._stage.sharded:
+        if self._stage is not None and self._stage.sharded:
             sharded.reduce(self._stage.module)
         weights = self._weights
         if self._group is None:

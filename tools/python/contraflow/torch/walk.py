@@ -230,15 +230,16 @@ class Walk:
         return [(waiting, named(label, work)) for (waiting, work), label in zip(operations, self.labels)]
 
     def finish(self):
-        """Waits for what the step left under way."""
+        """Waits for messages that are still under way."""
         self._at = 2 * len(self.operations)
         for at, works in enumerate(self.works):
             if works:
                 wait(works)
                 self.works[at] = ()
         self._held.clear()
-        for total in self._sums.values():
-            total.finish()
+
+    def end(self):
+        """After a step."""
         self._at = -1
 
     def forget(self):

@@ -1,6 +1,7 @@
 """Runs plans over torch.distributed, with the user's own modules as stages."""
 
 from .backward import WeightGradStore
+from .layers import DenseLayer, MoELayer
 from .links import Links
 from .losses import add_loss
 from .schedule import PlanSchedule
@@ -9,5 +10,5 @@ from .stage import BackwardChunk, ForwardChunk, Overlap
 from .torch_schedule import as_torch_schedule
 from .watch import StepError
 
-__all__ = ["BackwardChunk", "ForwardChunk", "Links", "Overlap", "PlanSchedule", "StepError",
+__all__ = ["BackwardChunk", "DenseLayer", "ForwardChunk", "Links", "MoELayer", "Overlap", "PlanSchedule", "StepError",
            "WeightGradStore", "add_loss", "as_torch_schedule", "split"]

@@ -1,14 +1,20 @@
 """PlanSchedule: one rank's program, walked with modules as stages."""
 
+from __future__ import annotations
+
+import os
 import threading
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
 
 import torch
 import torch.distributed as dist
 
+import contraflow as cf
+
 from . import program as plans
 from . import trace
 from .agreement import Arguments, agree, warn_of_statistics
-from .batch import Batch
+from .batch import Batch, ChunkSpec
 from .layered_stage import LayeredStage
 from .layers import Layers
 from .links import Links, default_device, members
@@ -16,10 +22,12 @@ from .losses import Losses
 from .program import RankProgram
 from .reduce import GradientSum, tied_ranks
 from .sharded import local
-from .stage import Stage, without_cast_cache
-from .state import State
-from .walk import Walk
+from .stage import Overlap, Stage, without_cast_cache
+from .state import Names, State
+from .walk import Operations, Walk
 from .watch import StepError, Watch
+
+StageLike = Union[torch.nn.Module, Sequence[torch.nn.Module]]  # a list has the layers of a stage
 
 
 class PlanSchedule:
@@ -53,35 +61,39 @@ class PlanSchedule:
                     has it, else stage.{stage}.{name})
     """
 
-    def __init__(self, plan, stages, loss_fn=None, group=None, *, overlap=None, weight_grad="autograd",
-                 data_parallel=None, grad_reduce=None, scale_grads=True, on_step=None,
-                 variable_shapes=False, keep_rng=True, timeout=300.0, annotate=True, links=None,
-                 device=None, chunk_spec=None, names=None):
-        stages = {s: Layers(layers) if isinstance(layers, (list, tuple)) else layers
-                  for s, layers in stages.items()} if isinstance(stages, dict) else stages
+    def __init__(self, plan: cf.Plan, stages: Mapping[int, StageLike], loss_fn: Optional[Callable[..., Any]] = None,
+                 group: Optional[dist.ProcessGroup] = None, *, overlap: Optional[Overlap] = None,
+                 weight_grad: str = "autograd", data_parallel: Optional[dist.ProcessGroup] = None,
+                 grad_reduce: Optional[Callable[[int, torch.nn.Module], Any]] = None, scale_grads: bool = True,
+                 on_step: Optional[Callable[[int], Any]] = None, variable_shapes: bool = False,
+                 keep_rng: bool = True, timeout: float = 300.0, annotate: bool = True,
+                 links: Optional[Links] = None, device: Union[torch.device, str, None] = None,
+                 chunk_spec: Optional[ChunkSpec] = None, names: Optional[Names] = None) -> None:
+        modules: Any = {s: Layers(layers) if isinstance(layers, (list, tuple)) else layers
+                        for s, layers in stages.items()} if isinstance(stages, dict) else stages
         ranks = members(group) if links is None else links.ranks
         replicas = members(data_parallel) if data_parallel is not None else [dist.get_rank()]
-        token = agree(Arguments(plan, ranks, replicas, stages, loss_fn=loss_fn, weight_grad=weight_grad,
+        token = agree(Arguments(plan, ranks, replicas, modules, loss_fn=loss_fn, weight_grad=weight_grad,
                                 data_parallel=data_parallel, grad_reduce=grad_reduce, on_step=on_step,
                                 scale_grads=bool(scale_grads), variable_shapes=bool(variable_shapes),
                                 device=device, overlap=overlap, keep_rng=bool(keep_rng), timeout=timeout,
                                 chunk_spec=chunk_spec, names=names and "given"))
         holders = plans.holders(plan)
-        self._device = torch.device(device) if device is not None else default_device(stages.values())
+        self._device = torch.device(device) if device is not None else default_device(modules.values())
         self._owns_links = links is None
-        tied = tied_ranks(plan, stages)
+        tied = tied_ranks(plan, modules)
         if links is None:
             links = Links(plans.edges(plan), {*map(tuple, holders), *tied}, group, data_parallel, timeout,
                           self._device)
         self.plan, self.rank, self.links = plan, links.rank, links
-        warn_of_statistics(plan, self.rank, stages)
+        warn_of_statistics(plan, self.rank, modules)
 
         program = RankProgram(plan, self.rank)
         last = plan.stages - 1
         self._stages = {
             s: LayeredStage(s, module, program.kinds[s], s == last, loss_fn, keep_rng) if program.kinds else
             Stage(s, module, s == last, loss_fn, weight_grad, keep_rng)
-            for s, module in sorted(stages.items())}
+            for s, module in sorted(modules.items())}
         self._annotate = annotate
         divisor = plan.microbatches if scale_grads else 1
         if data_parallel is not None:
@@ -90,7 +102,7 @@ class PlanSchedule:
                       for s in plans.completion_order(plan.programs[self.rank])}
         self._tied = {ranks: (GradientSum(None, links.sum_group(ranks), divisor), places)
                       for ranks, places in sorted(tied.items())}
-        self._state = State(links, dict(sorted(stages.items())), holders, names)
+        self._state = State(links, dict(sorted(modules.items())), holders, names)
         self._losses = Losses(links, plan.microbatches)
         self._walk = Walk(plan, program, self._stages, self._sums, links, self._device,
                           variable_shapes=variable_shapes, overlap=overlap, on_step=on_step,
@@ -103,7 +115,8 @@ class PlanSchedule:
 
     # A step
 
-    def step(self, *args, target=None, losses=None, return_outputs=False, **kwargs):
+    def step(self, *args: Any, target: Any = None, losses: Optional[List[torch.Tensor]] = None,
+             return_outputs: bool = False, **kwargs: Any) -> Any:
         """One step: all micro-batches, forward and backward. Gradients are added to those in `.grad`.
 
         `args` is the input of the micro-batches whose first stage lives on this rank, `target` the
@@ -121,7 +134,8 @@ class PlanSchedule:
         self._run(self._walk.operations, args, target, return_outputs, kwargs)
         return self._collect(losses, return_outputs)
 
-    def eval(self, *args, target=None, losses=None, return_outputs=True, **kwargs):
+    def eval(self, *args: Any, target: Any = None, losses: Optional[List[torch.Tensor]] = None,
+             return_outputs: bool = True, **kwargs: Any) -> Any:
         """The forwards of a step, without gradients, in the order of the plan; arguments as for step().
         Without a target there are outputs and no losses."""
         with torch.no_grad(), without_cast_cache():
@@ -130,40 +144,41 @@ class PlanSchedule:
 
     # Around a step
 
-    def rows(self, batch):
+    def rows(self, batch: Any) -> Tuple[Any, Any]:
         """(input, target) for step() on this rank, of a `batch` with all rows: a pair of both, or one value that
         has both. Its tensors, also inside lists, tuples and dicts, are of the micro-batches that start here and
         that end here; None where none does."""
         return self._batch.rows(batch)
 
-    def loss(self, added=False):
+    def loss(self, added: bool = False) -> torch.Tensor:
         """The mean loss of the last step or eval over all its micro-batches, the same on every rank; with
         `added` that of what `add_loss` added in any stage of a step. Every process calls it."""
         return self._losses.mean(added)
 
-    def clip_grad_norm_(self, max_norm, norm_type=2.0):
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
         """Scales all gradients so that their norm over all ranks is at most `max_norm`. Returns the norm before,
         the same on every rank. Every process calls it, after the step."""
         return self._state.clip_grad_norm(max_norm, float(norm_type))
 
-    def named_parameters(self):
+    def named_parameters(self) -> Iterator[Tuple[str, torch.nn.Parameter]]:
         """(name in the whole model, parameter) of the stages of this rank, each parameter once."""
         return self.module().named_parameters()
 
-    def module(self):
+    def module(self) -> torch.nn.Module:
         """A module with the parameters and buffers of this rank under their names in the whole model, for
         state dicts of models and optimizers; it has no forward."""
         return self._state.module()
 
-    def state_dict(self):
+    def state_dict(self) -> Dict[str, Any]:
         """The parameters and buffers of this rank by their names in the whole model."""
         return self.module().state_dict()
 
-    def load_state_dict(self, state, strict=True):
+    def load_state_dict(self, state: Mapping[str, torch.Tensor], strict: bool = True) -> None:
         """Takes those of this rank from the state of the whole model, or of any part that has them."""
         self._state.load(state, strict)
 
-    def _run(self, operations, args, target, return_outputs, kwargs):
+    def _run(self, operations: Operations, args: Tuple[Any, ...], target: Any, return_outputs: bool,
+             kwargs: Dict[str, Any]) -> None:
         if not self._stepping.acquire(blocking=False):
             raise RuntimeError(f"rank {self.rank}: another thread is in a step of this schedule")
         try:
@@ -175,7 +190,7 @@ class PlanSchedule:
             self._fill(args, target, return_outputs, kwargs)
             self._losses.begin()
             self._walk.begin()
-            self._walk.run(operations, self._annotate and torch.autograd._profiler_enabled())
+            self._walk.run(operations, self._annotate and _profiling())
             self._finish()
         except Exception as error:
             if self._broken or self._refused(error):
@@ -189,7 +204,7 @@ class PlanSchedule:
             self._watch.end()
             self._stepping.release()
 
-    def _fill(self, args, target, return_outputs, kwargs):
+    def _fill(self, args: Tuple[Any, ...], target: Any, return_outputs: bool, kwargs: Dict[str, Any]) -> None:
         inputs, targets, keywords = self._batch.spread(args, target, kwargs)
         for cell, x in zip(self._walk.first, inputs):
             cell.x = x
@@ -211,7 +226,7 @@ class PlanSchedule:
         for s, total in self._sums.items():
             total.begin([p for p, last in summed_with.items() if last == s])
 
-    def _finish(self):
+    def _finish(self) -> None:
         self._walk.finish()
         for total, _ in self._tied.values() if torch.is_grad_enabled() else ():
             total.start()
@@ -221,18 +236,18 @@ class PlanSchedule:
             stage.end()
         self._walk.end()
 
-    def _collect(self, losses, return_outputs):
+    def _collect(self, losses: Optional[List[torch.Tensor]], return_outputs: bool) -> Any:
         found = [cell.loss for cell in self._walk.last if cell.loss is not None]
         self._losses.end(found)
         if losses is not None and self._walk.last:
             losses[:] = found
-        outputs = [cell.output for cell in self._walk.last]
+        outputs: List[Any] = [cell.output for cell in self._walk.last]
         self._walk.forget()
         if not return_outputs or not outputs:
             return None
         return torch.cat(outputs) if torch.is_tensor(outputs[0]) else outputs
 
-    def _refused(self, error):
+    def _refused(self, error: BaseException) -> bool:
         """Whether the step never began here; the other ranks, which may be in it, are told."""
         if self._walk.begun:
             return False
@@ -241,30 +256,30 @@ class PlanSchedule:
             self._watch.fail(f"{type(error).__name__}: {error}")
         return True
 
-    def _failure(self, error):
+    def _failure(self, error: BaseException) -> StepError:
         self._broken = True
         index, instruction = self._walk.failed_at()
         text = f"{type(error).__name__}: {error}"
         report = self._watch.fail(text)
         return StepError(self.rank, index, instruction, text, report)
 
-    def _explain(self, _, error):
+    def _explain(self, _: int, error: BaseException) -> str:
         return str(self._failure(error))
 
-    def _place(self):
+    def _place(self) -> str:
         """What this rank is doing."""
         if not self._walk.begun:
             return "is at the beginning of a step" if self._stepping.locked() else "between steps"
         return self._walk.place()
 
-    def trace(self, path):
+    def trace(self, path: Union[str, os.PathLike[str]]) -> None:
         """Writes the last step of all ranks as a trace. Every process calls it. Times are of the host: on
         CUDA devices, when work was launched."""
         if not self._walk.ends[-1]:
             raise RuntimeError("there is no step to trace yet")
         trace.write(path, self.plan, self.links, trace.spans(self._walk))
 
-    def close(self):
+    def close(self) -> None:
         """Gives back the process groups that the schedule made; those of `links=` stay. Nothing runs after
         it. A schedule that is dropped does the same."""
         self._broken = self._closed = True
@@ -274,10 +289,10 @@ class PlanSchedule:
         if self._owns_links:
             self.links.close()
 
-    def sync_parameters(self):
+    def sync_parameters(self) -> None:
         """Gives all copies of a stage, on both its ranks and in all replicas, the parameters and buffers
         of the first. Every process calls it."""
-        copies = [((*stage.module.parameters(), *stage.module.buffers()), plans.holders(self.plan)[s])
+        copies: List[Any] = [((*stage.module.parameters(), *stage.module.buffers()), plans.holders(self.plan)[s])
                   for s, stage in self._stages.items()]
         copies += [([self._stages[s].module.get_parameter(name) for s, name in places], ranks)
                    for ranks, (_, places) in self._tied.items()]
@@ -290,6 +305,10 @@ class PlanSchedule:
                         dist.broadcast(local(tensor), first, group=group)
 
 
-def _store(token):
+def _profiling() -> bool:
+    return bool(getattr(torch.autograd, "_profiler_enabled")())
+
+
+def _store(token: str) -> Any:
     """A place in the job's store."""
-    return dist.PrefixStore(f"contraflow/{token}", dist.distributed_c10d._get_default_store())
+    return getattr(dist, "PrefixStore")(f"contraflow/{token}", dist.distributed_c10d._get_default_store())

@@ -7,9 +7,11 @@
 #include <memory>
 #include <optional>
 #include <utility>
+#include <variant>
 
 #include "compiler/files/plan_io.h"
 #include "tools/cli/spec_options.h"
+#include "tools/interop/stage_layers.h"
 #include "tools/python/bindings.h"
 #include "tools/report/report.h"
 
@@ -42,6 +44,16 @@ void RequireNone(const Plan& plan, std::vector<Finding> findings) {
     text += "; and " + std::to_string(findings.size() - kShown) + " more";
   }
   throw Unsound(std::move(findings), text);
+}
+
+py::tuple LayoutOf(const PlanObject& self,
+                   const std::optional<std::variant<int, std::string>>& layers) {
+  std::optional<std::string> text;
+  if (layers) {
+    const int* const count = std::get_if<int>(&*layers);
+    text = count != nullptr ? std::to_string(*count) : std::get<std::string>(*layers);
+  }
+  return py::tuple(py::cast(LayersOfStages(self.plan, text, UnknownLayers::kRefuse)));
 }
 
 }  // namespace
@@ -96,9 +108,9 @@ auto Optional(Field Instruction::*field) {
 }
 
 void BindInstruction(py::module_& module) {
-  py::class_<Instruction>(module, "Instruction",
-                          "One instruction of one rank. str() gives it as in plan files; what the "
-                          "operation does not have is None.")
+  NewClass<Instruction>(module, "Instruction", "Instruction() makes one",
+                        "One instruction of one rank. str() gives it as in plan files; what the "
+                        "operation does not have is None.")
       .def(py::init(&ParseInstruction), py::arg("text"),
            "From the text in plan files, such as \"SEND_F s3 m7 to=4\".")
       .def_property_readonly(
@@ -142,11 +154,25 @@ void BindInstruction(py::module_& module) {
                       [](const std::string& text) { return ParseInstruction(text); }));
 }
 
+/// Throws Error unless the argument of that name counts below `end`.
+void CheckIndex(const char* name, int value, int end) {
+  if (value >= 0 && value < end) return;
+  throw Error(std::string(name) + ": must be in 0.." + std::to_string(end - 1) + ", is " +
+              std::to_string(value));
+}
+
+int RankOf(const PlanObject& self, int stage, std::optional<int> microbatch) {
+  const Plan& plan = self.plan;
+  CheckIndex("stage", stage, plan.stages);
+  if (microbatch) CheckIndex("microbatch", *microbatch, plan.microbatches);
+  const auto taken = std::ranges::find_if(plan.routes, [&](const Route& route) {
+    return !microbatch || std::ranges::binary_search(route.microbatches, *microbatch);
+  });
+  return taken->ranks[static_cast<size_t>(stage)];
+}
+
 py::tuple StagesOf(const PlanObject& self, int rank) {
-  if (rank < 0 || rank >= self.plan.ranks) {
-    throw Error("rank: must be in 0.." + std::to_string(self.plan.ranks - 1) + ", is " +
-                std::to_string(rank));
-  }
+  CheckIndex("rank", rank, self.plan.ranks);
   std::vector<int> stages;
   for (const Route& route : self.plan.routes) {
     for (size_t stage = 0; stage < route.ranks.size(); ++stage) {
@@ -162,8 +188,8 @@ py::tuple StagesOf(const PlanObject& self, int rank) {
 
 PlanClass BindPlan(py::module_& module) {
   BindInstruction(module);
-  py::class_<Route>(module, "Route",
-                    "Where the stages live for the micro-batches that take this route.")
+  NewClass<Route>(module, "Route", "`routes` of a Plan are some",
+                  "Where the stages live for the micro-batches that take this route.")
       .def_property_readonly(
           "ranks", [](const Route& r) { return py::tuple(py::cast(r.ranks)); },
           "ranks[s] owns stage s.")
@@ -188,9 +214,9 @@ PlanClass BindPlan(py::module_& module) {
       });
 
   const auto release = py::call_guard<py::gil_scoped_release>();
-  PlanClass plan(module, "Plan",
-                 "A compiled schedule: the program of every rank. It never changes; "
-                 "times are in `unit`.");
+  PlanClass plan = NewClass<PlanObject, std::shared_ptr<PlanObject>>(
+      module, "Plan", "compile() or Plan.load() makes one",
+      "A compiled schedule: the program of every rank. It never changes; times are in `unit`.");
   plan.def_static(
           "load",
           [](const Path& path) {
@@ -270,11 +296,23 @@ PlanClass BindPlan(py::module_& module) {
       "Layers of each stage, embedding and head counted as well; empty where the costs have no "
       "layers.");
   field(
+      "costs", [](const Plan& p) { return p.costs; },
+      "The costs that it was compiled with. Where these have layers, they are those of its stages. "
+      "None: it has no costs.");
+  field(
       "routes", [](const Plan& p) { return p.routes; },
       "Every micro-batch takes exactly one; DualPipe has two.");
   plan.def_property_readonly("programs", &PlanObject::Programs,
                              "A tuple for each rank with its instructions in issue order.")
-      .def("stages_of", &StagesOf, py::arg("rank"), "Stages that live on a rank, ascending.");
+      .def("stages_of", &StagesOf, py::arg("rank"), "Stages that live on a rank, ascending.")
+      .def("rank_of", &RankOf, py::arg("stage"), py::arg("microbatch") = py::none(),
+           "The rank that a stage lives on for a micro-batch. Without one that of the first route; "
+           "a plan with two routes has a second rank for each stage.")
+      .def("layout", &LayoutOf, py::arg("layers") = py::none(),
+           "Of each stage its layers, a letter each: E embedding, t transformer layer, m layer of "
+           "multi-token prediction, L head. Where the costs do not know them, `layers` says how "
+           "many the model or each stage has (32, or \"6,5x6,4\"), or is a layout such as "
+           "\"Et*3|t*4|t*3L\".");
   const auto figure = [&plan](const char* name, auto of, const char* doc) {
     plan.def_property_readonly(
         name, [of](const std::shared_ptr<PlanObject>& self) { return of(ReportOf(self)); }, doc);

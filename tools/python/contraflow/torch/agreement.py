@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 
 from . import program as plans
+from .batch import check_chunk_spec
 from .layers import Layers, extra_layers
 from .links import default_device, members
 from .reduce import spread_parameters
@@ -30,7 +31,7 @@ class Arguments:
         self.options = dict(options, weight_grad=weight_grad)  # that all processes must have alike
         for name, given in (("grad_reduce", grad_reduce), ("on_step", on_step)):
             self.options[name] = "given" if given is not None else None
-        self.shared, self.spread = [], []
+        self.shared, self.tied, self.spread = [], {}, []
 
     def check(self):
         """Raises ValueError or TypeError, with the remedy, for what this process alone can see."""
@@ -55,6 +56,7 @@ class Arguments:
             raise ValueError(f"weight_grad must be \"autograd\" or \"store\", is {self.weight_grad!r}")
         if self.data_parallel is not None and self.grad_reduce is not None:
             raise ValueError("data_parallel and grad_reduce both sum over replicas: give one of them")
+        check_chunk_spec(self.options.get("chunk_spec"))
         sharded = all(isinstance(m, torch.nn.Module) and is_sharded(m) for m in self.stages.values())
         if plan.data_parallel > 1 and self.grad_reduce is None and not sharded and (
                 len(self.replicas) != plan.data_parallel):
@@ -72,6 +74,7 @@ class Arguments:
         self._check_experts()
         self.shared = _shared(plan, self.rank, self.stages)
         self._check_shared()
+        self._check_tied()
 
     def _check_module(self, stage, module):
         if not isinstance(module, torch.nn.Module):
@@ -144,6 +147,26 @@ class Arguments:
                                  "their work behind step()")
 
 
+    def _check_tied(self):
+        holders = plans.holders(self.plan)
+        self.tied = {(s, name): tuple(places) for s, module in self.stages.items()
+                     for name, places in getattr(module, "tied_parameters", {}).items()}
+        for (s, name), places in self.tied.items():
+            text = f"stage {s}: tied_parameters[{name!r}] = {places}"
+            if (s, name) not in places or any(not 0 <= at < self.plan.stages for at, _ in places):
+                raise ValueError(f"{text} must be all (stage, name) of one parameter, this one among them")
+            own = [self.stages[at].get_parameter(n) for at, n in places if at in self.stages]
+            if any(p is not own[0] for p in own):
+                raise ValueError(f"{text}: rank {self.rank} holds several of them: give these one Parameter")
+            held = [set(holders[at]) for at, _ in places]
+            if any(a != b and a & b for a in held for b in held):
+                raise ValueError(f"{text}: ranks {[sorted(h) for h in held]} hold them, of which some have all and "
+                                 "some do not: give each stage a parameter of its own")
+            if self.grad_reduce is not None or self.on_step is not None:
+                raise ValueError(f"{text}: its gradient is complete at the end of the step: leave out grad_reduce "
+                                 "and on_step, and do their work after step()")
+
+
 def _shared(plan, rank, stages):
     """Of each parameter that several stages of the rank have: [(stage, its place in the module)], the
     stage whose gradients are complete last at the end."""
@@ -169,13 +192,13 @@ def agree(arguments):
     said = [None] * dist.get_world_size()
     dist.all_gather_object(said, (problem and str(problem), mine, uuid.uuid4().hex, ranks,
                                   arguments.replicas, stages, arguments.shared, arguments.options,
-                                  arguments.experts, dict(arguments.spread)))
+                                  arguments.tied, arguments.experts, dict(arguments.spread)))
     if problem is not None:
         raise problem
     linked, found = {*ranks}, set()  # this pipeline, its replicas and those that share its experts, and theirs
     while linked != found:
         found = set(linked)
-        linked.update(other for at in found for other in (*said[at][3], *said[at][4], *said[at][8]))
+        linked.update(other for at in found for other in (*said[at][3], *said[at][4], *said[at][9]))
     for at in sorted(linked):
         if said[at][0] is not None:
             raise ValueError(f"process {at}: {said[at][0]}")
@@ -189,7 +212,13 @@ def agree(arguments):
                 raise ValueError(f"process {at} has {name}={said[at][7][name]}, process {first} has "
                                  f"{name}={value}: give all processes the same")
     _agree_on_experts(arguments, said, mine)
-    for at, (_, _, _, its_ranks, its_replicas, stages, shared, *_) in enumerate(said):
+    for at, (_, _, _, its_ranks, its_replicas, stages, shared, _, tied, *_) in enumerate(said):
+        for places in tied.values():
+            for other in {*its_ranks, *its_replicas}:
+                for stage, name in places:
+                    if stage in said[other][5] and said[other][8].get((stage, name)) != places:
+                        raise ValueError(f"process {at} ties {places}, and process {other}, which holds stage {stage}, "
+                                         f"{said[other][8].get((stage, name))}: give both the same tied_parameters")
         for other in {*its_ranks, *its_replicas} if shared else ():
             common = {*stages} & {*said[other][5]}
             if _among(common, shared) != _among(common, said[other][6]):
@@ -202,11 +231,11 @@ def _agree_on_experts(arguments, said, mine):
     """Processes that share experts must call their exchanges in one order, and have the same parameters."""
     me = dist.get_rank()
     for at in (*arguments.ranks, *arguments.replicas):
-        if said[at][8].index(at) != arguments.experts.index(me):
-            raise ValueError(f"process {at} is at place {said[at][8].index(at)} of its expert_parallel, and process {me}"
+        if said[at][9].index(at) != arguments.experts.index(me):
+            raise ValueError(f"process {at} is at place {said[at][9].index(at)} of its expert_parallel, and process {me}"
                              f", which holds the same experts or the same micro-batches, at {arguments.experts.index(me)}")
     for at in arguments.experts:
-        its_ranks, its_experts, spread = said[at][3], said[at][8], said[at][9]
+        its_ranks, its_experts, spread = said[at][3], said[at][9], said[at][10]
         text = f"process {at}, which is in expert_parallel of process {me},"
         if its_experts != arguments.experts:
             raise ValueError(f"{text} has expert_parallel={its_experts}, and not {arguments.experts}: give each "
@@ -216,7 +245,7 @@ def _agree_on_experts(arguments, said, mine):
                              f"{arguments.rank}, or their plans differ: expert_parallel is for the same rank of "
                              "pipelines with the same plan")
         for stage, parameters in spread.items():
-            if parameters != said[me][9][stage]:
+            if parameters != said[me][10][stage]:
                 raise ValueError(f"{text} has other parameters or experts in stage {stage}: give all processes of the "
                                  "group the same layers, with as many experts on each")
 

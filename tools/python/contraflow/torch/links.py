@@ -8,6 +8,7 @@ program, can at worst serialize it, which the proof of the plan covers.
 import contextlib
 import datetime
 import weakref
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -35,7 +36,7 @@ class Links:
         if _discarded:
             torch.cuda.synchronize()
             _destroy(_discarded)
-        self.ranks = members(group)
+        self.ranks, self._group = members(group), group
         self.rank = self.ranks.index(me)
         self.replicas = members(data_parallel) if data_parallel is not None else [me]
         self.experts = members(expert_parallel) if expert_parallel is not None else [me]
@@ -62,7 +63,8 @@ class Links:
         mine = [group for at, group in (*self._edges.items(), *self._sums.items()) if me in at]
         self._give_back = weakref.finalize(self, _give_back, mine)
         self._give_back.atexit = False
-        self._connect(torch.device(device) if device is not None else default_device(), expert_parallel)
+        self.device = torch.device(device) if device is not None else default_device()
+        self._connect(self.device, expert_parallel)
 
     def _connect(self, device, expert_parallel):
         """Sends one element over each group, in one order everywhere. NCCL connects at the first message
@@ -102,6 +104,10 @@ class Links:
             raise ValueError(f"these links have no group for ranks {list(holders)}: make them for all "
                              "plans that use them")
         return self._sums.get(processes)
+
+    def combine(self, tensor: torch.Tensor, op: Any) -> None:
+        """Sums a tensor, or takes its maximum, over the ranks of the pipeline."""
+        dist.all_reduce(tensor, op, group=self._group)
 
     def members_of(self, sum_group):
         """Of one of the groups for sums: its processes, ascending."""

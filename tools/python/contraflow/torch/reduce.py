@@ -2,6 +2,7 @@
 
 import torch
 
+from . import program as plans
 from . import sharded
 
 
@@ -15,11 +16,23 @@ def spread_parameters(module):
     return found
 
 
+def tied_ranks(plan, stages):
+    """Where a parameter of a stage is one of other stages on other ranks (`tied_parameters` of its module: {name: all
+    (stage, name) that are one}): by the ranks that hold any of them, [(stage, name)] of this rank."""
+    held, found = plans.holders(plan), {}
+    for s, module in sorted(stages.items()):
+        for name, places in getattr(module, "tied_parameters", {}).items():
+            ranks = tuple(sorted({rank for stage, _ in places for rank in held[stage]}))
+            found.setdefault(ranks, []).append((s, name))
+    return found
+
+
 class GradientSum:
-    """Of one stage. `group` has all holders of the stage and their replicas, and the other processes of the expert
-    group; None where that is one process. The parameters `spread` over that group are summed over `of_spread`,
-    which is without it. The sum is divided by `divisor`. Of a sharded stage the average over its mesh is summed.
-    `hook(stage, module)` then does what else has to be done over replicas."""
+    """Of one stage, or of what stages of several ranks have in common (None). `group` has all holders and their
+    replicas, and the other processes of the expert group; None where that is one process. The parameters `spread`
+    over that group are summed over `of_spread`, which is without it. The sum is divided by `divisor`. Of a sharded
+    stage the average over its mesh is summed. `hook(stage, module)` then does what else has to be done over
+    replicas."""
 
     def __init__(self, stage, group, divisor, hook=None, spread=frozenset(), of_spread=None):
         self._stage, self._group, self._divisor, self._hook = stage, group, divisor, hook
@@ -37,7 +50,7 @@ class GradientSum:
 
     def start(self):
         """After the last weight gradient of the stage."""
-        if self._stage.sharded:
+        if self._stage is not None and self._stage.sharded:
             sharded.reduce(self._stage.module)
         alone, by_kind = [], {}
         for p in self._weights:

@@ -6,8 +6,11 @@ import time
 
 import torch.distributed as dist
 
+from .program import COMPONENTS
+
 _CATEGORIES = {"SEND_F": "send", "SEND_B": "send", "RECV_F": "receive", "RECV_B": "receive",
-               "REDUCE": "reduce", "STEP": "step"}
+               "REDUCE": "reduce", "STEP": "step",
+               **{op: "all-to-all" if op[0] in "DC" else "component" for op in COMPONENTS}}
 
 
 def spans(walk):
@@ -27,11 +30,11 @@ def _rank_events(rank, rows, origin):
 
     def lane(i):
         category = _CATEGORIES.get(i["op"], "compute")
-        name = {"send": f"send to {i.get('peer')}", "receive": f"receive from {i.get('peer')}"}.get(
-            category, "compute")
+        name = {"send": f"send to {i.get('peer')}", "receive": f"receive from {i.get('peer')}",
+                "all-to-all": "all-to-all"}.get(category, "compute")
         if name not in lanes:
-            tid = 0 if name == "compute" else 2 + 2 * i["peer"] + (category == "receive")
-            lanes[name] = tid
+            first = {"compute": 0, "all-to-all": 1}
+            lanes[name] = first[name] if name in first else 2 + 2 * i["peer"] + (category == "receive")
         return lanes[name], category
 
     slices = []
@@ -51,7 +54,7 @@ def write(path, plan, links, rows):
     """Every process calls it with what it did; the first rank of a pipeline writes the file."""
     plain = []
     for i, index, start, end in rows:
-        values = {key: getattr(i, key) for key in ("op", "stage", "microbatch", "back_stage",
+        values = {key: getattr(i, key) for key in ("op", "stage", "microbatch", "layer", "back_stage",
                                                    "back_microbatch", "peer")}
         plain.append(({key: value for key, value in values.items() if value is not None}, index, start,
                       end))

@@ -91,26 +91,33 @@ def reference(family, microbatches):
 def trained(family, plan, sizes, rank, expert, pipeline, group, capacity=None):
     """Losses and gradients by their names in the model, and which of these are of experts; stages have so many
     layers."""
-    model = model_of(family)
-    names, stages = {id(p): name for name, p in model.named_parameters()}, {}
+    model, stages, paths = model_of(family), {}, {}
+    whole = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     for s in plan.stages_of(rank):
-        begin, layers = sum(sizes[:s]), []
-        for k in range(begin, begin + sizes[s]):
-            layers.append(from_moe_block(model.model.layers[k], group, capacity))
-            names.update((id(p), f"model.layers.{k}.{name}") for name, p in layers[-1].named_parameters())
-        first, last = s == 0, s == plan.stages - 1
+        here, first, last = range(sum(sizes[:s]), sum(sizes[:s + 1])), s == 0, s == plan.stages - 1
+        layers = [from_moe_block(model.model.layers[k], group, capacity) for k in here]
         stages[s] = [model.model.embed_tokens] * first + layers + [Head(model)] * last
-    schedule = PlanSchedule(plan, stages, loss_fn, pipeline, expert_parallel=group)
+        paths[s] = ["model.embed_tokens."] * first + [f"model.layers.{k}." for k in here] + [""] * last
+
+    def names(stage, name):
+        at, name = name.split(".", 1)
+        return "model.norm.weight" if name == "norm.weight" else paths[stage][int(at)] + name
+
+    schedule = PlanSchedule(plan, stages, loss_fn, pipeline, expert_parallel=group, names=names)
     inputs, labels = batch(plan.microbatches, expert)
     x, target = rows_of(plan, rank, 0, inputs), rows_of(plan, rank, plan.stages - 1, labels)
-    schedule.sync_parameters()
+    with torch.no_grad():
+        for p in schedule.module().parameters():
+            p.zero_()
+    schedule.load_state_dict(whole)
     losses, again = [], []
     arguments = [] if x is None else [x]
     schedule.step(*arguments, target=target, losses=losses, **keywords(model))
     schedule.eval(*arguments, target=target, losses=again, **keywords(model))
     assert all(map(torch.equal, losses, again))
-    grads = {(s, names[id(p)]): (p.grad, schedule.is_spread(p)) for s, layers in stages.items()
-             for layer in layers for p in layer.parameters()}
+    part = f".part{dist.get_rank(group)}of2."
+    grads = {name.replace(part, "."): (p.grad, schedule.is_spread(p)) for name, p in schedule.named_parameters()}
+    assert all((part in name) == schedule.is_spread(p) for name, p in schedule.named_parameters())
     schedule.close()
     return losses, grads
 
@@ -129,7 +136,7 @@ def work(me, family, plans):
         assert len(losses) == len(ends)
         for m, loss in zip(ends, losses):
             most.loss = max(most.loss, abs(loss.item() - right[expert, m]))
-        for (_, name), (grad, spread) in grads.items():
+        for name, (grad, spread) in grads.items():
             expected = right_grads[name]
             assert spread == (".experts." in name), name
             if spread:

@@ -25,7 +25,7 @@ mkdir -p "$out"
 if [ -z "$python" ]; then
   python=$out/venv/bin/python
   [ -x "$python" ] || python3 -m venv "$out/venv"
-  "$python" -m pip install -q numpy "torch==$release.*"
+  "$python" -m pip install -q numpy "torch==$release.*" "transformers==5.*"
 fi
 version=$("$python" -c 'import torch; print(torch.__version__)') || {
   echo "torch_check.sh: error: $python has no torch; leave --python out for an environment with it" >&2
@@ -64,6 +64,7 @@ for test in simulation values; do # with the NumPy of that environment
   part $test "$python" "tests/python/${test}_test.py"
 done
 part torch_sharded "$python" tests/python/torch_sharded.py
+part torch_moe_blocks "$python" tests/python/torch_moe_blocks.py
 part torch_gpu "$python" tests/python/torch_gpu.py "$tool" --backend gloo --megabytes 1
 for test in tests/python/torch_*_test.py; do
   part "$(basename "$test" _test.py)" "$python" "$test"

@@ -20,7 +20,7 @@ from .layers import Layers
 from .links import Links, default_device, members
 from .losses import Losses
 from .program import RankProgram
-from .reduce import GradientSum, tied_ranks
+from .reduce import GradientSum, spread_parameters, tied_ranks
 from .sharded import local
 from .stage import Overlap, Stage, without_cast_cache
 from .state import Names, State
@@ -45,7 +45,10 @@ class PlanSchedule:
     weight_grad     "autograd", or "store" for kernels that use WeightGradStore
     data_parallel   the processes that hold this rank in all replicas of the pipeline; gradients are
                     averaged over them
-    grad_reduce     instead: grad_reduce(stage, module), called where the gradients of a stage are complete
+    expert_parallel the processes that hold this rank in the pipelines that share its experts; gradients are
+                    averaged over them, but those of parameters that are spread over them: `expert_parameters()`
+                    of layers, and what has the attribute `expert`
+    grad_reduce     instead of data_parallel: grad_reduce(stage, module), called where the gradients of a stage are complete
                     and summed over the ranks of this pipeline that hold it
     scale_grads     divide gradients by the number of micro-batches
     on_step         on_step(stage), called at STEP, where the gradients of a stage are ready
@@ -64,6 +67,7 @@ class PlanSchedule:
     def __init__(self, plan: cf.Plan, stages: Mapping[int, StageLike], loss_fn: Optional[Callable[..., Any]] = None,
                  group: Optional[dist.ProcessGroup] = None, *, overlap: Optional[Overlap] = None,
                  weight_grad: str = "autograd", data_parallel: Optional[dist.ProcessGroup] = None,
+                 expert_parallel: Optional[dist.ProcessGroup] = None,
                  grad_reduce: Optional[Callable[[int, torch.nn.Module], Any]] = None, scale_grads: bool = True,
                  on_step: Optional[Callable[[int], Any]] = None, variable_shapes: bool = False,
                  keep_rng: bool = True, timeout: float = 300.0, annotate: bool = True,
@@ -73,8 +77,9 @@ class PlanSchedule:
                         for s, layers in stages.items()} if isinstance(stages, dict) else stages
         ranks = members(group) if links is None else links.ranks
         replicas = members(data_parallel) if data_parallel is not None else [dist.get_rank()]
-        token = agree(Arguments(plan, ranks, replicas, modules, loss_fn=loss_fn, weight_grad=weight_grad,
-                                data_parallel=data_parallel, grad_reduce=grad_reduce, on_step=on_step,
+        experts = members(expert_parallel) if expert_parallel is not None else [dist.get_rank()]
+        token = agree(Arguments(plan, ranks, replicas, experts, modules, loss_fn=loss_fn, weight_grad=weight_grad,
+                                data_parallel=data_parallel, links=links, grad_reduce=grad_reduce, on_step=on_step,
                                 scale_grads=bool(scale_grads), variable_shapes=bool(variable_shapes),
                                 device=device, overlap=overlap, keep_rng=bool(keep_rng), timeout=timeout,
                                 chunk_spec=chunk_spec, names=names and "given"))
@@ -84,7 +89,7 @@ class PlanSchedule:
         tied = tied_ranks(plan, modules)
         if links is None:
             links = Links(plans.edges(plan), {*map(tuple, holders), *tied}, group, data_parallel, timeout,
-                          self._device)
+                          self._device, expert_parallel)
         self.plan, self.rank, self.links = plan, links.rank, links
         warn_of_statistics(plan, self.rank, modules)
 
@@ -95,14 +100,15 @@ class PlanSchedule:
             Stage(s, module, s == last, loss_fn, weight_grad, keep_rng)
             for s, module in sorted(modules.items())}
         self._annotate = annotate
-        divisor = plan.microbatches if scale_grads else 1
-        if data_parallel is not None:
-            divisor *= len(replicas)
-        self._sums = {s: GradientSum(self._stages[s], links.sum_group(holders[s]), divisor, grad_reduce)
+        divisor = (plan.microbatches if scale_grads else 1) * len(replicas) * len(experts)
+        self._spread = frozenset().union(*map(spread_parameters, modules.values()))
+        self._sums = {s: GradientSum(self._stages[s], links.sum_group(holders[s]), divisor, grad_reduce,
+                                     self._spread, links.sum_group(holders[s], spread=True))
                       for s in plans.completion_order(plan.programs[self.rank])}
         self._tied = {ranks: (GradientSum(None, links.sum_group(ranks), divisor), places)
                       for ranks, places in sorted(tied.items())}
-        self._state = State(links, dict(sorted(modules.items())), holders, names)
+        self._state = State(links, dict(sorted(modules.items())), holders, names,
+                            self._spread if len(experts) > 1 else frozenset(), expert_parallel)
         self._losses = Losses(links, plan.microbatches)
         self._walk = Walk(plan, program, self._stages, self._sums, links, self._device,
                           variable_shapes=variable_shapes, overlap=overlap, on_step=on_step,
@@ -290,19 +296,22 @@ class PlanSchedule:
             self.links.close()
 
     def sync_parameters(self) -> None:
-        """Gives all copies of a stage, on both its ranks and in all replicas, the parameters and buffers
-        of the first. Every process calls it."""
+        """Gives all copies of a stage, on both its ranks, in all replicas and over the expert group, the
+        parameters and buffers of the first. Every process calls it."""
         copies: List[Any] = [((*stage.module.parameters(), *stage.module.buffers()), plans.holders(self.plan)[s])
                   for s, stage in self._stages.items()]
         copies += [([self._stages[s].module.get_parameter(name) for s, name in places], ranks)
                    for ranks, (_, places) in self._tied.items()]
         for tensors, ranks in copies:
-            group = self.links.sum_group(ranks)
-            if group is not None:
-                first = self.links.members_of(group)[0]
-                with torch.no_grad():
-                    for tensor in tensors:
-                        dist.broadcast(local(tensor), first, group=group)
+            for tensor in tensors:
+                group = self.links.sum_group(ranks, self.is_spread(tensor))
+                if group is not None:
+                    with torch.no_grad():
+                        dist.broadcast(local(tensor), self.links.members_of(group)[0], group=group)
+
+    def is_spread(self, parameter: torch.Tensor) -> bool:
+        """Whether each process of `expert_parallel` has another part of a parameter, as of those of experts."""
+        return parameter in self._spread
 
 
 def _profiling() -> bool:

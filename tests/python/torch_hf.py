@@ -105,10 +105,10 @@ def optimizer_of(parameters):
 
 
 def reference(name, options):
-    """Of each step loss and norm; the gradients of the first, and the weights after the last."""
+    """Of each step loss and norm, and its gradients; the weights after the last."""
     model = model_of(name, **config_of(options))
     prepare(model, options)
-    optimizer, found, grads = optimizer_of(model.parameters()), [], None
+    optimizer, found, grads = optimizer_of(model.parameters()), [], []
     times = 2 if "accumulate" in options else 1
     for step in range(3):
         optimizer.zero_grad()
@@ -124,8 +124,7 @@ def reference(name, options):
                 more = balance(model, made, given["attention_mask"]) if "router" in options else 0
                 ((loss + more) / MICROBATCHES).backward()
                 losses.append(loss.detach())
-        if step == 0:
-            grads = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+        grads.append({n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None})
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         found.append((torch.stack(losses[-MICROBATCHES:]).mean().item(), norm.item()))
@@ -193,13 +192,13 @@ def work(rank, jobs):
         if "resume" in options:
             training = resumed(name, plan, options, rank)
             found = [*expected[:2], training.step(2)]
-            first = 0.0
+            first = difference(training.grads, grads[2])
         else:
             training, found = Training(name, plan, options, rank), []
             for step in range(3):
                 found.append(training.step(step))
                 if step == 0:
-                    first = difference(training.grads, grads)
+                    first = difference(training.grads, grads[0])
         now = {n: p.detach() for n, p in training.schedule.named_parameters()}
         every = [None] * RANKS
         dist.all_gather_object(every, (first, difference(now, weights), [*training.schedule.state_dict()]))
@@ -208,8 +207,8 @@ def work(rank, jobs):
         if rank == 0:
             print(f"{name} {schedule} {' '.join(options)}: gradients {first:.1e}, loss {loss:.1e}, norm {norm:.1e}, "
                   f"weights {after:.1e}, {time.monotonic() - began:.1f} s", file=out, flush=True)
-        exact = len(plan.routes) == 1 and not {"tied", "router", "accumulate", "resume"} & {*options}
-        assert first <= (0.0 if exact else 1e-6), (name, schedule, options, first)
+        exact = len(plan.routes) == 1 and not {"tied", "accumulate", "resume"} & {*options}
+        assert first <= (0.0 if exact else 1e-4 if "resume" in options else 1e-6), (name, schedule, options, first)
         assert loss <= 1e-5 and norm <= 1e-4 and after <= 1e-2, (name, schedule, options, loss, norm, after)
         names = {n for each in every for n in each[2]}
         assert names == {*model_of(name, device="meta", **config_of(options)).state_dict()}, names

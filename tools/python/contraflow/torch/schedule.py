@@ -3,6 +3,7 @@
 import functools
 import threading
 import time
+from typing import Any, Dict, Iterator, Mapping, Tuple, Union
 
 import torch
 import torch.distributed as dist
@@ -234,36 +235,36 @@ class PlanSchedule:
 
     # Around a step
 
-    def rows(self, batch):
+    def rows(self, batch: Any) -> Tuple[Any, Any]:
         """(input, target) for step() on this rank, of a `batch` with all rows: a pair of both, or one value that
         has both. Its tensors, also inside lists, tuples and dicts, are of the micro-batches that start here and
         that end here; None where none does."""
         return self._batch.rows(batch)
 
-    def loss(self, added=False):
+    def loss(self, added: bool = False) -> torch.Tensor:
         """The mean loss of the last step or eval over all its micro-batches, the same on every rank; with
         `added` that of what `add_loss` added in any stage of a step. Every process calls it."""
         return self._losses.mean(added)
 
-    def clip_grad_norm_(self, max_norm, norm_type=2.0):
+    def clip_grad_norm_(self, max_norm: Union[float, torch.Tensor], norm_type: float = 2.0) -> torch.Tensor:
         """Scales all gradients so that their norm over all ranks is at most `max_norm`. Returns the norm before,
         the same on every rank. Every process calls it, after the step."""
         return self._state.clip_grad_norm(max_norm, float(norm_type))
 
-    def named_parameters(self):
+    def named_parameters(self) -> Iterator[Tuple[str, torch.nn.Parameter]]:
         """(name in the whole model, parameter) of the stages of this rank, each parameter once."""
         return self.module().named_parameters()
 
-    def module(self):
+    def module(self) -> torch.nn.Module:
         """A module with the parameters and buffers of this rank under their names in the whole model, for
         state dicts of models and optimizers; it has no forward."""
         return self._state.module()
 
-    def state_dict(self):
+    def state_dict(self) -> Dict[str, Any]:
         """The parameters and buffers of this rank by their names in the whole model."""
         return self.module().state_dict()
 
-    def load_state_dict(self, state, strict=True):
+    def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> None:
         """Takes those of this rank from the state of the whole model, or of any part that has them."""
         self._state.load(state, strict)
 

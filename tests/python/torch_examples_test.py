@@ -68,11 +68,10 @@ class ExamplesTest(unittest.TestCase):
     @unittest.skipUnless(importlib.util.find_spec("transformers"), "there are no transformers")
     def test_train_hf(self):
         script = os.path.join(PYTHON, "examples", "train_hf.py")
-        for schedule, ranks in (("dualpipe", 4), ("1f1b", 2)):
-            printed = launch(ranks, script, README, schedule)
-            losses = [float(loss) for loss in re.findall(r"step \d+ loss (\S+)", printed[0])]
-            self.assertEqual(len(losses), 20)
-            self.assertLess(losses[-1], losses[0] - 1)
+        printed = launch(4, script, README, "dualpipe")
+        losses = [float(loss) for loss in re.findall(r"step \d+ loss (\S+)", printed[0])]
+        self.assertEqual(len(losses), 20)
+        self.assertLess(losses[-1], losses[0] - 1)
 
 
 if __name__ == "__main__":

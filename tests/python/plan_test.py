@@ -72,6 +72,12 @@ class PlanTest(unittest.TestCase):
             name = list(wrong)[-1]
             with self.assertRaisesRegex(cf.Error, f"^{name}: must be in 0..{7 if len(wrong) > 1 else 3}, is "):
                 plan.rank_of(**wrong)
+        document = json.loads(plan.to_json())
+        document["routes"][1]["microbatches"] = [5, 6, 7]
+        broken = cf.Plan.from_json(json.dumps(document))
+        self.assertEqual((broken.rank_of(0), broken.rank_of(0, 5)), (0, 3))
+        with self.assertRaisesRegex(cf.Error, "^microbatch: no route takes 4, so the plan is not sound"):
+            broken.rank_of(0, 4)
 
     def test_instruction_has_its_fields_and_no_others(self):
         plan = cf.compile("dualpipe", ranks=4, microbatches=8)

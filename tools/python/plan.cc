@@ -168,6 +168,10 @@ int RankOf(const PlanObject& self, int stage, std::optional<int> microbatch) {
   const auto taken = std::ranges::find_if(plan.routes, [&](const Route& route) {
     return !microbatch || std::ranges::binary_search(route.microbatches, *microbatch);
   });
+  if (taken == plan.routes.end()) {
+    throw Error("microbatch: no route takes " + std::to_string(*microbatch) +
+                ", so the plan is not sound; see verify()");
+  }
   return taken->ranks[static_cast<size_t>(stage)];
 }
 
@@ -306,8 +310,8 @@ PlanClass BindPlan(py::module_& module) {
                              "A tuple for each rank with its instructions in issue order.")
       .def("stages_of", &StagesOf, py::arg("rank"), "Stages that live on a rank, ascending.")
       .def("rank_of", &RankOf, py::arg("stage"), py::arg("microbatch") = py::none(),
-           "The rank that a stage lives on for a micro-batch. Without one that of the first route; "
-           "a plan with two routes has a second rank for each stage.")
+           "The rank that a stage lives on for a micro-batch. Without one that of the first of "
+           "`routes`; on another the stage lives elsewhere.")
       .def("layout", &LayoutOf, py::arg("layers") = py::none(),
            "Of each stage its layers, a letter each: E embedding, t transformer layer, m layer of "
            "multi-token prediction, L head. Where the costs do not know them, `layers` says how "

@@ -161,7 +161,7 @@ class PlanSchedule:
         `added` that of what `add_loss` added in any stage of a step. Every process calls it."""
         return self._losses.mean(added)
 
-    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
+    def clip_grad_norm_(self, max_norm: Union[float, torch.Tensor], norm_type: float = 2.0) -> torch.Tensor:
         """Scales all gradients so that their norm over all ranks is at most `max_norm`. Returns the norm before,
         the same on every rank. Every process calls it, after the step."""
         return self._state.clip_grad_norm(max_norm, float(norm_type))
@@ -179,7 +179,7 @@ class PlanSchedule:
         """The parameters and buffers of this rank by their names in the whole model."""
         return self.module().state_dict()
 
-    def load_state_dict(self, state: Mapping[str, torch.Tensor], strict: bool = True) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> None:
         """Takes those of this rank from the state of the whole model, or of any part that has them."""
         self._state.load(state, strict)
 

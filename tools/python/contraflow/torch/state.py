@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import AbstractSet, Any, Callable, Dict, List, Mapping, Optional, Tuple
+from typing import AbstractSet, Any, Callable, Dict, List, Mapping, Optional, Tuple, Union
 
 import torch
 import torch.distributed as dist
@@ -95,7 +95,7 @@ class State:
 
     # The norm of the gradients
 
-    def clip_grad_norm(self, max_norm: float, norm_type: float) -> torch.Tensor:
+    def clip_grad_norm(self, max_norm: Union[float, torch.Tensor], norm_type: float) -> torch.Tensor:
         grads: List[torch.Tensor] = []
         counted: Dict[Groups, List[torch.Tensor]] = {}  # by the groups over which their parts are spread
         seen = set()

@@ -9,6 +9,7 @@ from torch_model import dist, expect_success, rows_of, run_processes, torch
 
 import contraflow as cf
 from contraflow.torch import AllToAll, PlanSchedule, TokenDispatcher, from_moe_block
+from contraflow.torch.moe_blocks import _product
 
 WIDTH, EXPERTS, K = 8, 6, 2
 ROWS = [[0, 3, 1], [2, 0, 0], [0, 1, 4]]  # that process i sends to process j
@@ -110,6 +111,25 @@ def dispatches(me, size):
             assert text in str(error), error
         else:
             raise AssertionError("not refused: " + text)
+
+
+def products(me, _):
+    """Rows times the matrix of their expert, also where torch has no product of groups: here, of odd sizes."""
+    for size, out in ((8, 12), (7, 5)):
+        for counts in ([2, 0, 5, 1], [0, 0, 0, 0], [3, 3, 3, 3]):
+            rows, weights = torch.randn(sum(counts), size), torch.randn(4, size, out)
+            expected = torch.cat([part @ w for part, w in zip(rows.split(counts), weights)])
+            grad = torch.randn(expected.shape)
+            given = [None] if counts == [3, 3, 3, 3] else []
+            for count in (torch.tensor(counts), *given):
+                x, w = rows.clone().requires_grad_(), weights.clone().requires_grad_()
+                y = _product(x, w, count)
+                y.backward(grad)
+                assert (y - expected).abs().max() <= 1e-5 if len(rows) else y.shape == expected.shape
+                for at, (part, of) in enumerate(zip(rows.split(counts), grad.split(counts))):
+                    assert (w.grad[at] - part.t() @ of).abs().max() <= 1e-5, (size, counts, at)
+                right = torch.cat([of @ w.t() for of, w in zip(grad.split(counts), weights)])
+                assert x.grad.shape == rows.shape and torch.allclose(x.grad, right, atol=1e-5)
 
 
 # Modules of the form that torchtitan's have
@@ -304,7 +324,7 @@ def refusals(me, pipeline, groups):
 
 def main():
     torch.set_num_threads(1)
-    for size, work in ((3, exchanges), (3, dispatches), (3, titan), (4, plans)):
+    for size, work in ((3, exchanges), (3, dispatches), (1, products), (3, titan), (4, plans)):
         expect_success(run_processes(size, work, size, limit=120.0))
         print(f"{work.__name__} over {size} processes: as in one")
 

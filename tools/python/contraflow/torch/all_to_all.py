@@ -91,6 +91,8 @@ class _Gather(torch.autograd.Function):
 def _rows(rows: Tensor, index: Tensor, padded: bool) -> Tensor:
     if not padded:
         return rows.index_select(0, index)
+    if len(rows) == 0:
+        return rows.new_zeros(len(index), rows.shape[1])
     outside = (index >= len(rows)).unsqueeze(1)
     return rows.index_select(0, index.clamp(max=len(rows) - 1)).masked_fill_(outside, 0)
 

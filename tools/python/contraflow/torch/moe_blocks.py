@@ -111,7 +111,7 @@ def _product(rows: Tensor, weights: Tensor, counts: Optional[Tensor]) -> Tensor:
     can wait for W. `counts` [e], None where all have the same."""
     experts, size = weights.shape[:2]
     if counts is None:
-        return torch.bmm(rows.view(experts, -1, size), weights).view(len(rows), -1)
+        return torch.bmm(rows.view(experts, -1, size), weights).flatten(0, 1)
     if torch.is_autocast_enabled() if rows.is_cuda else torch.is_autocast_cpu_enabled():
         dtype = torch.get_autocast_gpu_dtype() if rows.is_cuda else torch.get_autocast_cpu_dtype()
         rows, weights = rows.to(dtype), weights.to(dtype)
@@ -120,8 +120,7 @@ def _product(rows: Tensor, weights: Tensor, counts: Optional[Tensor]) -> Tensor:
         return grouped
     most = max(1, int(counts.max()))
     _, slots, takes = padding(counts, len(rows), most)
-    padded = gather(rows, takes, slots, True) if len(rows) > 0 else rows.new_zeros(len(takes), size)
-    y = torch.bmm(padded.view(experts, most, size), weights).flatten(0, 1)
+    y = torch.bmm(gather(rows, takes, slots, True).view(experts, most, size), weights).flatten(0, 1)
     return gather(y, slots, takes, True)
 
 

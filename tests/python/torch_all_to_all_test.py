@@ -9,6 +9,7 @@ from torch_model import dist, expect_success, rows_of, run_processes, torch
 
 import contraflow as cf
 from contraflow.torch import AllToAll, PlanSchedule, TokenDispatcher, from_moe_block
+from contraflow.torch.layers import Layers
 from contraflow.torch.moe_blocks import _product
 
 WIDTH, EXPERTS, K = 8, 6, 2
@@ -251,10 +252,10 @@ def titan(me, size):
 # Plans
 
 
-def plan_of(name, level, **options):
+def plan_of(name, level, ranks=2, **options):
     costs = {"unit": "ms", "moe": {"layers_per_stage": 2, "attn_f": 4, "attn_b": 4, "attn_w": 2, "mlp_f": 4, "mlp_b": 4,
                                    "mlp_w": 2, "dispatch_f": 2, "combine_f": 2, "dispatch_b": 2, "combine_b": 2}}
-    return cf.compile(name, ranks=2, microbatches=4, costs=costs, level=level, expert_parallel=2, **options)
+    return cf.compile(name, ranks=ranks, microbatches=4, costs=costs, level=level, expert_parallel=2, **options)
 
 
 def plans(me, _):
@@ -292,6 +293,29 @@ def plans(me, _):
     refusals(me, pipelines[expert], groups)
 
 
+def replicas(me, _):
+    """One rank, two processes with an expert each, two replicas of these."""
+    replica, expert = divmod(me, 2)
+    alone = [dist.new_group([process]) for process in range(4)][me]
+    group = [dist.new_group([2 * d, 2 * d + 1]) for d in range(2)][replica]
+    copies = [dist.new_group([e, 2 + e]) for e in range(2)][expert]
+    plan = plan_of("1f1b", "component", ranks=1)
+    layers, whole = (layers_of(plan, 0, at, of, 2) for at, of in ((expert, group), (None, None)))
+    for layer in layers:
+        layer.expert_parameters = layer.e.parameters
+    schedule = PlanSchedule(plan, {0: layers}, loss_fn, alone, data_parallel=copies, expert_parallel=group)
+    for process in range(4):
+        inputs, targets = layer_batch(plan.microbatches, process)
+        if process == me:
+            schedule.step(inputs.flatten(0, 1), target=targets.flatten(0, 1))
+        for x, target in zip(inputs, targets):
+            (loss_fn(Layers(whole)(x), target) / (4 * plan.microbatches)).backward()
+    for layer, right in zip(layers, whole):
+        right = dict(right.named_parameters())
+        for name, p in layer.named_parameters():
+            assert (p.grad - right[name.replace("e.0", f"e.{expert}")].grad).abs().max() <= 1e-6, name
+
+
 def refusals(me, pipeline, groups):
     rank, expert = divmod(me, 2)
     plan, single = plan_of("1f1b", "component"), cf.compile("1f1b", ranks=2, microbatches=4)
@@ -324,7 +348,7 @@ def refusals(me, pipeline, groups):
 
 def main():
     torch.set_num_threads(1)
-    for size, work in ((3, exchanges), (3, dispatches), (1, products), (3, titan), (4, plans)):
+    for size, work in ((3, exchanges), (3, dispatches), (1, products), (3, titan), (4, plans), (4, replicas)):
         expect_success(run_processes(size, work, size, limit=120.0))
         print(f"{work.__name__} over {size} processes: as in one")
 

@@ -8,7 +8,7 @@ from torch_layers import layers_of, loss_fn, reference
 from torch_model import dist, expect_success, rows_of, run_processes, torch
 
 import contraflow as cf
-from contraflow.torch import AllToAll, PlanSchedule, TokenDispatcher, from_moe_block
+from contraflow.torch import AllToAll, Links, PlanSchedule, TokenDispatcher, from_moe_block
 from contraflow.torch.layers import Layers
 from contraflow.torch.moe_blocks import _product
 
@@ -185,7 +185,7 @@ class Qwen3TransformerBlock(torch.nn.Module):
             self.moe = MoE()
 
     def one_by_one(self, x, mask):
-        """What torchtitan's block computes, token by token."""
+        """As torchtitan's block, token by token."""
         h = x + self.attention(self.attention_norm(x), mask)
         tokens, moe = self.ffn_norm(h).reshape(-1, WIDTH), self.moe
         weights, index, _ = moe.router(tokens, moe.expert_bias)
@@ -320,19 +320,22 @@ def refusals(me, pipeline, groups):
     rank, expert = divmod(me, 2)
     plan, single = plan_of("1f1b", "component"), cf.compile("1f1b", ranks=2, microbatches=4)
 
-    def made(plan, expert_parallel, layer_group=None, odd=False):
+    def made(plan, expert_parallel, layer_group=None, odd=False, links=None):
         stages = {rank: layers_of(plan_of("1f1b", "component"), rank, expert, groups[rank], 2)}
         for layer in stages[rank]:
             if layer_group is not None:
                 layer.expert_group = layer_group
             if odd:
                 layer.a.weight.expert = me == 0
-        return PlanSchedule(plan, stages, loss_fn, pipeline, expert_parallel=expert_parallel)
+        return PlanSchedule(plan, stages, loss_fn, pipeline, expert_parallel=expert_parallel, links=links)
 
     alone = [dist.new_group([process]) for process in range(4)][me]
+    links = [Links({(0, 1), (1, 0)}, {(0,), (1,)}, pipeline, expert_parallel=of) for of in (None, groups[rank])]
+    made(plan, groups[rank], links=links[1])
     for make, text in ((lambda: made(single, groups[rank]), "compile it with expert_parallel=2"),
                        (lambda: made(plan, None, groups[rank]), "pass their group as expert_parallel="),
                        (lambda: made(plan, alone, groups[rank]), "pass their group as expert_parallel="),
+                       (lambda: made(plan, groups[rank], links=links[0]), "make Links with the same expert_par"),
                        (lambda: made(plan, groups[1 - rank]), "is not in expert_parallel"),
                        (lambda: made(plan, groups[rank], odd=True), "other parameters or experts in stage"),
                        (lambda: made(plan, pipeline), "give both the same experts"),

@@ -113,8 +113,8 @@ class Arguments:
     def _check_experts(self):
         count = len(self.experts)
         if dist.get_rank() not in self.experts:
-            raise ValueError(f"process {dist.get_rank()} is not in expert_parallel, which has {self.experts}: give each "
-                             "process the group that it is in")
+            raise ValueError(f"process {dist.get_rank()} is not in expert_parallel, which has {self.experts}: give "
+                             "each process the group that it is in")
         if count > 1 and count != self.plan.expert_parallel:
             raise ValueError(f"expert_parallel has {count} processes, and the plan is for {self.plan.expert_parallel}"
                              f": compile it with expert_parallel={count}")

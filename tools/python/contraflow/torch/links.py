@@ -43,7 +43,7 @@ class Links:
         self.timeout = timeout
         asked = [None] * dist.get_world_size()
         dist.all_gather_object(asked, (self.ranks, self.replicas, self.experts, sorted(edges), sorted(sums)))
-        # By process: those that hold the same parameters, spread over an expert group (True) or not.
+        # Processes that hold the same parameters as one, of those spread over an expert group (True) or not.
         copies_of = {True: {at: replicas for at, (_, replicas, _, _, _) in enumerate(asked)}}
         copies_of[False] = {at: [r for e in experts for r in copies_of[True][e]]
                             for at, (_, _, experts, _, _) in enumerate(asked)}

@@ -131,7 +131,7 @@ def _can_group(rows: Tensor, weights: Tensor) -> bool:
 
 
 class DenseBlock(nn.Module):
-    """A decoder layer in two parts, see DenseLayer. It has the modules of `layer` under their names there."""
+    """A decoder layer in two parts, see DenseLayer. Its modules have the names that they have in `layer`."""
 
     def __init__(self, layer: nn.Module, family: Any):
         super().__init__()
@@ -141,7 +141,7 @@ class DenseBlock(nn.Module):
         for name in ("attention_type", "attn_mask_key"):
             if hasattr(layer, name):
                 setattr(self, name, getattr(layer, name))
-        # By the names of the modules, which may be those of parts.
+        # Modules may have the names of parts, so that attributes do not find them.
         before, after = family.norms
         network = next(name for name in family.networks if name in self._modules)
         self._names = before, family.attention, after, network
@@ -164,7 +164,7 @@ class DenseBlock(nn.Module):
 
 
 class MoEBlock(DenseBlock):
-    """A decoder layer in four parts, see MoELayer. Of its experts this process has the slice that is its own."""
+    """A decoder layer in four parts, see MoELayer. This process holds its slice of the experts alone."""
 
     mlp = None  # type: ignore[assignment]
 
@@ -183,7 +183,7 @@ class MoEBlock(DenseBlock):
             experts.num_experts = here
 
     def expert_parameters(self) -> List[nn.Parameter]:
-        """Those of which each process of the group has others."""
+        """Parameters of the experts that this process has."""
         return list(self._experts[0].parameters())
 
     def attention(self, x: Tensor, **kwargs: Any) -> Any:

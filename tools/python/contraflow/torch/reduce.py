@@ -7,8 +7,8 @@ from . import sharded
 
 
 def spread_parameters(module):
-    """Those of which each process of an expert group has others: of layers with `expert_parameters()`, and those
-    with the attribute `expert`."""
+    """The parameters of a module that are not the same in an expert group: `expert_parameters()` of layers, and
+    those with the attribute `expert`."""
     found = {p for p in module.parameters() if getattr(p, "expert", False)}
     for part in module.modules():
         if hasattr(part, "expert_parameters"):

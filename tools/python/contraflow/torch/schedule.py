@@ -48,8 +48,8 @@ class PlanSchedule:
     expert_parallel the processes that hold this rank in the pipelines that share its experts; gradients are
                     averaged over them, but those of parameters that are spread over them: `expert_parameters()`
                     of layers, and what has the attribute `expert`
-    grad_reduce     instead of data_parallel: grad_reduce(stage, module), called where the gradients of a stage are complete
-                    and summed over the ranks of this pipeline that hold it
+    grad_reduce     instead of data_parallel: grad_reduce(stage, module), called where the gradients of a stage are
+                    complete and summed over the ranks of this pipeline that hold it, and over expert_parallel
     scale_grads     divide gradients by the number of micro-batches
     on_step         on_step(stage), called at STEP, where the gradients of a stage are ready
     variable_shapes send the shapes of activations with each message, not only with the first

@@ -17,10 +17,10 @@ _WRAPPED = ("_orig_mod.", "_checkpoint_wrapped_module.")
 
 
 class State:
-    """Of the modules of a rank. Of its parameters `spread` each process of the group `experts` has a part, under
-    a name of its own: the last but one of the name's parts is part0of2. `names(stage, name)` gives the name that a parameter or buffer of a stage has in
-    the whole model; None takes `stage.{stage}.{name}`, and the names of `split` as they are. `holders` are the
-    ranks of each stage."""
+    """The modules of a rank. `names(stage, name)` gives the name that a parameter or buffer of a stage has in the
+    whole model; None takes `stage.{stage}.{name}`, and the names of `split` as they are. `holders` are the ranks
+    of each stage. Each process of the group `experts` has a part of the parameters `spread`, which is named
+    experts.part0of2.weight where the model has experts.weight."""
 
     def __init__(self, links: Links, modules: Dict[int, torch.nn.Module], holders: List[List[int]],
                  names: Optional[Names], spread: AbstractSet[torch.Tensor], experts: Any) -> None:

@@ -36,9 +36,9 @@ class Links:
         self.ranks = members(group)
         self.rank = self.ranks.index(me)
         self.replicas = members(data_parallel) if data_parallel is not None else [me]
-        self.timeout = timeout
-        asked = [None] * dist.get_world_size()
-        dist.all_gather_object(asked, (self.ranks, self.replicas, sorted(edges), sorted(sums)))
+        self.timeout, self.gather = timeout, gather
+        self.store = dist.distributed_c10d._get_default_store()
+        asked = gather((self.ranks, self.replicas, sorted(edges), sorted(sums)))
         replicas_of = {ranks[ranks.index(at)]: replicas
                        for at, (ranks, replicas, _, _) in enumerate(asked)}
         pairs, sets = set(), set()
@@ -94,9 +94,10 @@ class Links:
                              "plans that use them")
         return self._sums.get(processes)
 
-    def members_of(self, sum_group):
-        """Of one of the groups for sums: its processes, ascending."""
-        return next(at for at, group in self._sums.items() if group is sum_group)
+    def broadcast(self, tensor, sum_group):
+        """Gives all of one of the groups for sums what its first process has."""
+        processes = next(at for at, group in self._sums.items() if group is sum_group)
+        dist.broadcast(tensor, processes[0], group=sum_group)
 
 
 _discarded = []  # groups of NCCL, which are not destroyed in the middle of anything
@@ -145,6 +146,13 @@ def _complete(work, device):
     work.wait()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+def gather(value):
+    """The values of all processes, each of which calls it."""
+    values = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
 
 
 def members(group):

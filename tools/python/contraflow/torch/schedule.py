@@ -11,7 +11,7 @@ from . import trace
 from .agreement import Arguments, agree, warn_of_statistics
 from .layered_stage import LayeredStage
 from .layers import Layers
-from .links import Links, default_device, members
+from .links import Links, default_device, gather, members
 from .program import RankProgram
 from .reduce import GradientSum
 from .sharded import local
@@ -54,11 +54,13 @@ class PlanSchedule:
         stages = {s: Layers(layers) if isinstance(layers, (list, tuple)) else layers
                   for s, layers in stages.items()} if isinstance(stages, dict) else stages
         ranks = members(group) if links is None else links.ranks
-        replicas = members(data_parallel) if data_parallel is not None else [dist.get_rank()]
+        rank = ranks.index(dist.get_rank()) if links is None else links.rank
+        replicas = members(data_parallel) if data_parallel is not None else [ranks[rank]]
         token = agree(Arguments(plan, ranks, replicas, stages, loss_fn=loss_fn, weight_grad=weight_grad,
                                 data_parallel=data_parallel, grad_reduce=grad_reduce, on_step=on_step,
                                 scale_grads=bool(scale_grads), variable_shapes=bool(variable_shapes),
-                                device=device, overlap=overlap, keep_rng=bool(keep_rng), timeout=timeout))
+                                device=device, overlap=overlap, keep_rng=bool(keep_rng), timeout=timeout, rank=rank),
+                      gather if links is None else links.gather)
         holders = plans.holders(plan)
         self._device = torch.device(device) if device is not None else default_device(stages.values())
         self._owns_links = links is None
@@ -85,7 +87,7 @@ class PlanSchedule:
                           explain=self._explain)
         self._broken = self._closed = False
         self._stepping = threading.Lock()
-        self._store, self._step, self._rows = _store(token), 0, None
+        self._store, self._step, self._rows = dist.PrefixStore(f"contraflow/{token}", links.store), 0, None
         self._watch = Watch(self._store, self.rank, plan.ranks, self._place)
 
     # A step
@@ -279,16 +281,10 @@ class PlanSchedule:
         for s, stage in self._stages.items():
             group = self.links.sum_group(plans.holders(self.plan)[s])
             if group is not None:
-                first = self.links.members_of(group)[0]
                 with torch.no_grad():
                     for tensor in (*stage.module.parameters(), *stage.module.buffers()):
-                        dist.broadcast(local(tensor), first, group=group)
+                        self.links.broadcast(local(tensor), group)
 
 
 def _has_rows(value):
     return torch.is_tensor(value) and value.dim() > 0
-
-
-def _store(token):
-    """A place in the job's store."""
-    return dist.PrefixStore(f"contraflow/{token}", dist.distributed_c10d._get_default_store())

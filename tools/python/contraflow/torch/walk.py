@@ -5,6 +5,7 @@ import time
 
 import torch
 
+from . import lanes
 from . import program as plans
 from .lanes import StreamLanes, ThreadLanes
 from .layered_stage import LayeredStage
@@ -30,6 +31,7 @@ class Walk:
         self.program, self.links = program, links
         self._stages, self._sums, self._overlap, self._on_step = stages, sums, overlap, on_step
         self._device, self._variable_shapes = device, variable_shapes
+        self._api = lanes.streams_of(device)
         self._held = {}  # by instruction: tensors of other lanes that live until it begins
         self._make_cells(plan)
         self._make_operations(plan)
@@ -103,7 +105,7 @@ class Walk:
         for position, at in enumerate(self.index_of):
             lanes.append(self.program.order.lanes[at])
             awaited.append([position_of[k] for k in self.program.order.awaited[at]])
-        if self._device.type == "cuda":
+        if self._api is not None:
             return StreamLanes(lanes, awaited, self._device)
         return ThreadLanes(lanes, awaited, explain)
 
@@ -163,7 +165,7 @@ class Walk:
             self._edges[ends] = Edge(self.links, *ends, self._device, self._variable_shapes)
         edge, stage, lane = self._edges[ends], i.stage, lane_of(i)
         # On a stream of its own a message is over before the next one on it.
-        leave = wait if self._device.type == "cuda" and self.program.order is not None else lambda _: None
+        leave = wait if self._api is not None and self.program.order is not None else lambda _: None
         if i.op == "SEND_F":
             def work():
                 works[at] = edge.send(stage, cell.out)

@@ -53,7 +53,11 @@ class Links:
             if len(processes) > 1:
                 self._sums[processes] = dist.new_group(list(processes), timeout=limit)
         self._replicas_of = replicas_of
+        # Forms are for the host, which would wait for the GPU to read them.
+        self._headers = dist.new_group(backend="gloo", timeout=limit) if _uses_nccl() else None
         mine = [group for at, group in (*self._edges.items(), *self._sums.items()) if me in at]
+        if self._headers is not None:
+            mine.append(self._headers)
         self._give_back = weakref.finalize(self, _give_back, mine)
         self._give_back.atexit = False
         self._connect(torch.device(device) if device is not None else default_device())
@@ -84,6 +88,12 @@ class Links:
                              "for all plans that use them")
         peer = pair[1] if pair[0] == dist.get_rank() else pair[0]
         return self._edges[pair], sorted(pair).index(peer)
+
+    def headers(self, source, target):
+        """The same for the forms of messages."""
+        if self._headers is None:
+            return self.edge(source, target)
+        return self._headers, self.ranks[target if source == self.rank else source]
 
     def sum_group(self, holders):
         """The group over which the gradients of a stage with these holders are added, with all
@@ -173,8 +183,12 @@ class Edge:
     """This rank's end of a directed edge."""
 
     def __init__(self, links, source, target, device, variable_shapes):
-        group, self._peer = links.edge(source, target)
-        self._post = group.send if source == links.rank else group.recv
+        (group, self._peer), (headers, self._header_peer) = (
+            links.edge(source, target), links.headers(source, target))
+        sends = source == links.rank
+        self._post = group.send if sends else group.recv
+        self._post_header = headers.send if sends else headers.recv
+        self._headers = []  # under way
         self._device, self._variable = device, variable_shapes
         self._forms = {}  # by stage: the form of its messages, once known to both
 
@@ -186,8 +200,8 @@ class Edge:
         works = []
         known = self._forms.get(stage)
         if known is None or self._variable:
-            header = _header(form).to(self._device)
-            works.append((self._post([header], self._peer, 0), header))
+            header = _header(form)
+            self._headers.append((self._post_header([header], self._header_peer, 0), header))
             self._forms[stage] = form
         elif known != form:
             raise ValueError(f"stage {stage} gives {_describe(form)}, its first micro-batch gave "
@@ -201,8 +215,8 @@ class Edge:
         and what `wait` takes."""
         form = self._forms.get(stage)
         if form is None or self._variable:
-            header = torch.empty(_HEADER, dtype=torch.int64, device=self._device)
-            self._post([header], self._peer, 0).wait()
+            header = torch.empty(_HEADER, dtype=torch.int64)
+            self._post_header([header], self._header_peer, 0).wait()
             form = self._forms[stage] = _form(header.tolist())
         return self.receive_as(form)
 
@@ -218,6 +232,11 @@ class Edge:
         tensors = tuple([torch.empty(shape, dtype=dtype, device=self._device)
                          for shape, dtype in form])
         return tensors, [(self._post([t], self._peer, 0), t) for t in tensors]
+
+    def finish(self):
+        """At the end of a step."""
+        wait(self._headers)
+        self._headers = []
 
 
 def wait(works):

@@ -60,7 +60,7 @@ class LocalLinks:
         return (self._groups.setdefault(pair, LocalEdge(self._job, pair)),
                 target if source == self.rank else source)
 
-    headers = edge
+    headers = edge  # that of the messages
 
     def sum_group(self, holders: Sequence[int]) -> Optional[LocalSum]:
         if len(holders) == 1:

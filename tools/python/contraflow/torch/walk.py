@@ -127,10 +127,8 @@ class Walk:
         """Keeps what an instruction read of other lanes until they have gone past it."""
         order = self.program.order
         for lane, tensors in foreign(read, order.lanes[at]).items():
-            free = order.free_at(lane, at)
-            if free is not None:
-                self._held.setdefault(free, []).append(tensors)
-            # else nothing of that lane follows in this step, and the next one begins after all lanes
+            # Under None until the end of the step: the next one begins after all lanes.
+            self._held.setdefault(order.free_at(lane, at), []).append(tensors)
 
     def _work(self, at, i):
         if i.op in plans.MESSAGES:
@@ -238,6 +236,8 @@ class Walk:
             if works:
                 wait(works)
                 self.works[at] = ()
+        for edge in self._edges.values():
+            edge.finish()
         self._held.clear()
         for total in self._sums.values():
             total.finish()

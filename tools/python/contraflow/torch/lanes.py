@@ -21,6 +21,11 @@ GRACE = 4.0  # seconds that a step has to end by itself after a lane failed
 Run = Callable[[int], None]  # runs the operation at a position
 
 
+def streams_of(device: torch.device) -> Any:
+    """What has the streams and events of a device: torch.cuda, or None where nothing runs by itself."""
+    return torch.cuda if device.type == "cuda" else None
+
+
 class ThreadLanes:
     """Each lane is a thread; compute is that of the caller.
 
@@ -107,14 +112,13 @@ class StreamLanes:
     """Each lane is a stream of a GPU; compute is the current one. One host thread issues in the order of the
     program, so that an event is recorded before anything waits for it.
 
-    api             torch.cuda, or what behaves like it
     """
 
     failed = None
 
-    def __init__(self, lanes: Sequence[Hashable], awaited: Sequence[Sequence[int]], device: torch.device,
-                 api: Any = torch.cuda):
+    def __init__(self, lanes: Sequence[Hashable], awaited: Sequence[Sequence[int]], device: torch.device):
         self.lanes, self.awaited = list(lanes), [list(k) for k in awaited]
+        api = streams_of(device)
         self._device, self._api = device, api
         self._streams = {lane: api.Stream(device, priority=-1 if lane == EXCHANGE_LANE else 0)
                          for lane in dict.fromkeys(lanes) if lane != COMPUTE_LANE}

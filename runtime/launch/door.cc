@@ -122,17 +122,15 @@ void Door::LetIn(Socket socket) {
 
 /// On a thread of its own.
 void Door::Answer(Callers::iterator caller, Socket socket) {
-  Visitor visitor{Stream(std::move(socket)), {}, caller->from};
+  Visitor visitor{std::move(socket), {}, caller->from};
   std::string reason;
   try {
     Admit(&visitor);
-  } catch (const Stream::Closed&) {
+  } catch (const Socket::Closed&) {
     reason = "left before it had proven anything";
   } catch (const ToldError& error) {
     reason = error.what();
-    std::deque<Stream> streams;
-    streams.push_back(std::move(visitor.stream));
-    Part(std::move(streams), Word::kFailed, reason);
+    Part({&visitor.stream, 1}, Word::kFailed, reason);
   } catch (const Error& error) {
     reason = error.what();
     if (reason == "timed out") reason = "said nothing for 10 s";
@@ -162,10 +160,10 @@ void Door::Answer(Callers::iterator caller, Socket socket) {
 
 /// Hears a caller, and answers where it only asks. Throws the reason to send it away.
 void Door::Admit(Visitor* visitor) {
-  Stream* const stream = &visitor->stream;
+  Socket* const stream = &visitor->stream;
   const Clock::time_point deadline = Clock::now() + kPatience;
   if (point_.user) {
-    const auto user = PeerUser(stream->socket());
+    const auto user = PeerUser(*stream);
     if (user != point_.user) throw Error(Foreign(user));
   }
   visitor->claim = Recognize(stream, point_, deadline);

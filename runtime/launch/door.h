@@ -20,7 +20,7 @@ class Door {
  public:
   /// A process of the job; its claim fits.
   struct Visitor {
-    Stream stream;
+    Socket stream;
     Claim claim;
     Address from;
   };

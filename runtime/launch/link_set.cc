@@ -8,13 +8,13 @@
 
 namespace contraflow {
 
-LinkSet::LinkSet(int self, std::vector<Stream> streams)
+LinkSet::LinkSet(int self, std::vector<Socket> streams)
     : self_(self), size_(static_cast<int>(streams.size())), bell_(NewBell()) {
   const auto take = [this](int process, uint8_t channel, std::string bytes) {
     watcher_->OnTalk(process, channel, std::move(bytes));
   };
   for (int p = 0; p < size_; ++p) {
-    Stream& stream = streams[static_cast<size_t>(p)];
+    Socket& stream = streams[static_cast<size_t>(p)];
     CF_ASSERT(static_cast<bool>(stream) == (p != self_ && (p == 0 || self_ == 0)));
     if (stream) links_.emplace_back(p, std::move(stream), take);
   }

@@ -34,7 +34,7 @@ class LinkSet {
     virtual Clock::time_point OnTurn(Lock& lock) = 0;
   };
   /// `streams` by process: process 0 has one to each other, the others have one to process 0.
-  LinkSet(int self, std::vector<Stream> streams);
+  LinkSet(int self, std::vector<Socket> streams);
   LinkSet(const LinkSet&) = delete;
   ~LinkSet();
 

@@ -1,5 +1,3 @@
-#include "runtime/launch/socket.h"
-
 #include <doctest/doctest.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -13,6 +11,7 @@
 #include <thread>
 #include <vector>
 
+#include "runtime/launch/address.h"
 #include "tests/runtime/launch/gathering.h"
 #include "tests/support/failure.h"
 #include "tests/support/held_port.h"

@@ -5,13 +5,14 @@
 
 #include "compiler/plan/error.h"
 #include "runtime/core/quiet_thread.h"
+#include "runtime/launch/watch.h"
 
 namespace contraflow {
 
 LinkSet::LinkSet(int self, std::vector<Socket> streams)
     : self_(self), size_(static_cast<int>(streams.size())), bell_(NewBell()) {
   const auto take = [this](int process, uint8_t channel, std::string bytes) {
-    watcher_->OnTalk(process, channel, std::move(bytes));
+    watch_->OnTalk(process, channel, std::move(bytes));
   };
   for (int p = 0; p < size_; ++p) {
     Socket& stream = streams[static_cast<size_t>(p)];
@@ -22,8 +23,8 @@ LinkSet::LinkSet(int self, std::vector<Socket> streams)
 
 LinkSet::~LinkSet() { Stop(); }
 
-void LinkSet::Start(Watcher* watcher) {
-  watcher_ = watcher;
+void LinkSet::Start(Watch* watch) {
+  watch_ = watch;
   thread_ = StartQuietly("the connections between processes", [this] { Run(); });
 }
 
@@ -59,7 +60,7 @@ bool LinkSet::Prepare(std::vector<pollfd>* polled) const {
     (*polled)[p] = {links_[p].fd(), static_cast<short>(out ? POLLIN | POLLOUT : POLLIN), 0};
   }
   (*polled)[links_.size()] = {bell_.fd(), POLLIN, 0};
-  (*polled)[links_.size() + 1] = {watcher_->fd(), POLLIN, 0};
+  (*polled)[links_.size() + 1] = {watch_->fd(), POLLIN, 0};
   return writes;
 }
 
@@ -90,7 +91,7 @@ void LinkSet::Run() {
       lock.unlock();
       lock.lock();
     }
-    if (!over_) next = watcher_->OnTurn(lock);
+    if (!over_) next = watch_->OnTurn(lock);
   }
 }
 

@@ -151,11 +151,6 @@ void Checkpoint::RequireSame(uint64_t seed, const Model& model, const std::strin
   }
 }
 
-void Checkpoint::Verify() const {
-  ShardReader reader(path_, manifest_->head.step);
-  for (const auto& [name, saved] : manifest_->blocks) reader.Check(name, saved, nullptr);
-}
-
 void Checkpoint::Load(std::span<const StateBlock> blocks) const {
   using Wanted = std::pair<const SavedBlock*, const StateBlock*>;
   std::vector<Wanted> wanted;

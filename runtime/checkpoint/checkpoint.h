@@ -46,8 +46,6 @@ class Checkpoint {
   /// Fills the blocks with what was saved under their names. Checks every checksum before it
   /// changes anything; throws Error if one does not hold, or a block is missing or of another size.
   void Load(std::span<const StateBlock> blocks) const;
-  /// Throws Error if the checksum of any block does not hold.
-  void Verify() const;
 
  private:
   Checkpoint(std::string path, std::shared_ptr<const Manifest> manifest);

@@ -131,7 +131,7 @@ class GpuCustomTraining : OwnedGpu, public Run {
 /// Of this machine's GPUs the one that a process of a job gets.
 MakeCustomTraining CustomOnGpu(const RunOptions& options, int device) {
   return [&options, device](const CustomStages& stages,
-                            const CustomProcess* process) -> std::unique_ptr<CustomTraining> {
+                            const HostProcess* process) -> std::unique_ptr<CustomTraining> {
     OwnedGpu gpu{NewCudaGpu(device), nullptr};
     Gpu& of = *gpu.of;
     if (process == nullptr) {

@@ -1,5 +1,7 @@
 #include "runtime/launch/link_set.h"
 
+#include <poll.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -51,25 +53,19 @@ void LinkSet::Flush(Link* link) {
   if (link->writes() || !link->open()) Wake();
 }
 
-/// Fills in the events to wait for. Returns whether bytes are left to be written.
-bool LinkSet::Prepare(std::vector<pollfd>* polled) const {
-  bool writes = false;
-  for (size_t p = 0; p < links_.size(); ++p) {
-    const bool out = links_[p].writes();
-    writes = writes || out;
-    (*polled)[p] = {links_[p].fd(), static_cast<short>(out ? POLLIN | POLLOUT : POLLIN), 0};
-  }
-  (*polled)[links_.size()] = {bell_.fd(), POLLIN, 0};
-  (*polled)[links_.size() + 1] = {watch_->fd(), POLLIN, 0};
-  return writes;
-}
-
 void LinkSet::Run() {
   std::vector<pollfd> polled(links_.size() + 2);
   Lock lock(mutex_);
   Clock::time_point next = Clock::now();
   for (;;) {
-    const bool writes = Prepare(&polled);
+    bool writes = false;  // bytes are left to be written
+    for (size_t p = 0; p < links_.size(); ++p) {
+      const bool out = links_[p].writes();
+      writes = writes || out;
+      polled[p] = {links_[p].fd(), static_cast<short>(out ? POLLIN | POLLOUT : POLLIN), 0};
+    }
+    polled[links_.size()] = {bell_.fd(), POLLIN, 0};
+    polled[links_.size() + 1] = {watch_->fd(), POLLIN, 0};
     if (over_ && (!writes || Clock::now() >= flush_until_)) return;
     if (over_) next = flush_until_;
     const auto wait = std::chrono::ceil<std::chrono::milliseconds>(next - Clock::now()).count();

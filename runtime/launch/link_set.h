@@ -1,7 +1,5 @@
 #pragma once
 
-#include <poll.h>
-
 #include <condition_variable>
 #include <deque>
 #include <mutex>
@@ -48,7 +46,6 @@ class LinkSet {
 
  private:
   void Run();
-  bool Prepare(std::vector<pollfd>* polled) const;
 
   const int self_, size_;
   Watch* watch_ = nullptr;

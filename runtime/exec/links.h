@@ -130,6 +130,8 @@ class GpuLinks {
   virtual void Poll() {}
   /// Gives up what is under way, so that nothing waits for ever; from any thread.
   virtual void Abort() {}
+  /// The orderly end, after the last step and once the device is done; all processes.
+  virtual void Close() {}
 };
 
 /// Joins devices that share one GPU, or at least its address space: messages are copies out of the

@@ -104,8 +104,6 @@ class HostBackend : public Backend, public StageHolder {
     return places_.arena_bytes();
   }
   PartTimes* MeasureParts() override { return parts_ ? &*parts_ : &parts_.emplace(); }
-  /// What OFFLOAD takes of the host's memory.
-  int64_t host_bytes() const { return host_copies_.bytes(); }
 
  private:
   void Run(const Instruction& component);

@@ -31,9 +31,6 @@ class HostCopies {
   void Await(Op op, size_t count);
   CopyTimes TimesOf(Op op, size_t number) const;
 
-  /// Of the allocation: the most that is there at a time, by the order of the program.
-  int64_t bytes() const { return static_cast<int64_t>(memory_.size()); }
-
  private:
   struct Copy {
     const HostArenas::Uses* uses = nullptr;

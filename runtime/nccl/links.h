@@ -90,8 +90,6 @@ class NcclLinks : public GpuLinks {
   /// this device will talk to, in one order everywhere. Throws Error if that fails or takes longer
   /// than the timeout, Aborted after Abort.
   void Connect(const std::string& id, GpuBackend& backend);
-  /// The orderly end, after the last step and once the device is done; all processes.
-  void Close() { comms_.Close(); }
 
   void Transfer(std::span<const Participant> ends) override;
   void Exchange(std::span<const Participant> members) override;
@@ -103,6 +101,7 @@ class NcclLinks : public GpuLinks {
   void EndGroup() override { puts_ ? puts_->EndGroup() : comms_.EndGroup(); }
   void Poll() override { comms_.Poll(); }
   void Abort() override { comms_.Abort(); }
+  void Close() override { comms_.Close(); }
 
  private:
   void ConnectEdges(std::byte* memory, gpu::Stream stream);

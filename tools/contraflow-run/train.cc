@@ -22,16 +22,13 @@
 #include "compiler/files/plan_io.h"
 #include "compiler/plan/error.h"
 #include "kernels/gpu/stream.h"
+#include "runtime/launch/address.h"
 #include "runtime/launch/control.h"
 #include "runtime/launch/meeting.h"
 #include "runtime/launch/process_run.h"
 #include "runtime/launch/signals.h"
-#include "runtime/launch/socket.h"
 #include "runtime/launch/threaded_run.h"
 #include "runtime/launch/world.h"
-#include "runtime/model/views.h"
-#include "runtime/transport/shm_wire.h"
-#include "runtime/transport/wire_transport.h"
 #include "tools/cli/exit.h"
 #include "tools/cli/terminal.h"
 #include "tools/contraflow-run/custom.h"
@@ -107,36 +104,18 @@ Membership MeetOthers(const RunOptions& options, const World& world) {
   return Meet(point);
 }
 
-/// Bytes of one micro-batch between two stages.
-int64_t MessageBytes(const RunInput& input) {
-  const int members = input.plan.expert_parallel;
-  const LayerShape shape(input.model, members, input.model.experts / members);
-  return BytesOfValues<float>(shape)[static_cast<size_t>(Value::input)];
-}
-
 /// A device that the host computes.
-class HostRun : public LaunchedRun {
+class ShmRun : public LaunchedRun {
  public:
-  HostRun(const RunOptions& options, const RunInput& input, const RankOrder& order,
-          Control& control, Progress& progress, std::function<std::string(int)> name)
-      : control_(control),
-        memory_(ShareMemory(control, MessageBytes(input))),
-        wire_(*memory_, control.rank(), std::move(name)),
-        transport_(input.plan, order, wire_, &progress, options.strict),
-        run_(input.plan, input.model, input.dataset, options.seed, order, transport_, control,
-             progress) {
-    control.OnStop([this] { transport_.Abort(); });
-    if (options.check) check_.emplace(input, options.seed, [&progress] { progress.Move(); });
+  ShmRun(const RunOptions& options, const RunInput& input, const HostProcess& process)
+      : run_(input.plan, input.model, input.dataset, options.seed, process) {
+    if (!options.check) return;
+    check_.emplace(input, options.seed, [&moved = process.progress] { moved.Move(); });
   }
-  ~HostRun() override { control_.OnStop({}); }
   Run& run() override { return run_; }
   RunCheck* check() override { return check_ ? &*check_ : nullptr; }
 
  private:
-  Control& control_;
-  const std::unique_ptr<SharedMemory> memory_;
-  ShmWire wire_;
-  WireTransport transport_;
   ProcessRun run_;
   std::optional<HostCheck> check_;
 };
@@ -251,9 +230,9 @@ int Member::Train() {
         [this] { progress_.Move(); });
     if (job.leads()) RequireWritable(options_);
     Prepare(job);
+    const HostProcess process = {*order_, control_, progress_,
+                                 [this](int p) { return NameOfProcess(p); }, options_.strict};
     if (!options_.stages.empty()) {
-      const CustomProcess process = {*order_, control_, progress_,
-                                     [this](int p) { return NameOfProcess(p); }};
       const bool on_gpu = make_.custom != nullptr;
       const int code = TrainCustom(options_, *input_, on_gpu ? make_.custom : OnHost(options_),
                                    on_gpu, &process, job);
@@ -261,10 +240,8 @@ int Member::Train() {
       return code;
     }
     const std::unique_ptr<LaunchedRun> launched =
-        make_.run
-            ? make_.run(*input_, *order_, control_, progress_)
-            : std::make_unique<HostRun>(options_, *input_, *order_, control_, progress_,
-                                        [this](int process) { return NameOfProcess(process); });
+        make_.run ? make_.run(*input_, *order_, control_, progress_)
+                  : std::make_unique<ShmRun>(options_, *input_, process);
     const int code = Training(options_, *input_, launched->run(), launched->check(), job,
                               {nullptr, [this] { progress_.Move(); }})
                          .Train();

@@ -276,7 +276,8 @@ TEST_SUITE("unit") {
       std::vector<std::vector<float>> weights;
       for (int step = 1; step <= 3; ++step) {
         rank.Step(step);
-        const auto now = static_cast<GpuDevice&>(rank.backend()).StageAt(p).parameters();
+        const auto now =
+            static_cast<GpuDevice&>(rank.At(rank.devices()[0])).StageAt(p).parameters();
         weights.emplace_back(now.begin(), now.end());
       }
       CHECK((weights[1] != weights[0]));

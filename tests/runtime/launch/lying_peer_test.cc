@@ -135,11 +135,11 @@ Script Mutated(Script script, Random& random) {
 /// A deadline for what should take no time, however busy the machine.
 Clock::time_point Soon() { return Clock::now() + std::chrono::seconds(120); }
 
-void Write(Stream& stream, const std::string& bytes) {
+void Write(Socket& stream, const std::string& bytes) {
   stream.WriteAll(std::as_bytes(std::span(bytes)), Soon());
 }
 /// As much of it as the other side takes, and the end.
-void WriteAll(Stream& stream, const Script& script) {
+void WriteAll(Socket& stream, const Script& script) {
   try {
     for (const std::string& bytes : script) Write(stream, bytes);
     stream.EndSending();
@@ -198,7 +198,7 @@ std::string ProofBytes(char side, const std::string& secret, const std::string& 
   const Digest proof = HmacSha256(secret, side + said);
   return {reinterpret_cast<const char*>(proof.data()), proof.size()};
 }
-std::string ReadText(Stream& stream, size_t bytes, Milliseconds patience) {
+std::string ReadText(Socket& stream, size_t bytes, Milliseconds patience) {
   std::string text(bytes, ' ');
   stream.ReadAll(std::as_writable_bytes(std::span(text)), Clock::now() + patience);
   return text;
@@ -229,7 +229,7 @@ std::string HostSays(const Script& script, const std::string& secret, Millisecon
   std::jthread guest([&] {
     try {
       const Address at = listens.get_future().get();
-      Stream stream(Connect(at, Soon()));
+      Socket stream(Connect(at, Soon()));
       std::string said;
       for (const std::string& bytes : script) {
         Write(stream, bytes == kProof ? ProofBytes('c', secret, said) : bytes);
@@ -253,7 +253,7 @@ std::string GuestSays(const Script& script, const std::string& secret, Milliseco
     while (!stop.stop_requested()) {
       try {
         if (!AwaitReady(listener, false, Clock::now() + Milliseconds(5))) continue;
-        Stream stream(Accept(listener));
+        Socket stream(Accept(listener));
         std::string said = ReadText(stream, kHello, patience);
         for (const std::string& bytes : script) {
           Write(stream, bytes == kProof ? ProofBytes('a', secret, said) : bytes);
@@ -264,7 +264,7 @@ std::string GuestSays(const Script& script, const std::string& secret, Milliseco
         }
         stream.EndSending();
         std::byte rest[64];
-        while (AwaitReady(stream.socket(), false, Clock::now() + Milliseconds(300))) {
+        while (AwaitReady(stream, false, Clock::now() + Milliseconds(300))) {
           stream.Read(rest);
         }
       } catch (const Error&) {  // it has had enough

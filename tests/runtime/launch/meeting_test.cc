@@ -198,24 +198,24 @@ TEST_SUITE("unit") {
 }
 
 /// Comes to rank 0 by hand; returns the connection as soon as it stands.
-Stream Come(const Address& address, const MeetingPoint& point) {
+Socket Come(const Address& address, const MeetingPoint& point) {
   const Claim claim{Purpose::kMeet, point.rank, point.size};
-  Stream stream = Greet(Connect(address, Soon()), claim, point, "rank 0", Soon());
+  Socket stream = Greet(Connect(address, Soon()), claim, point, "rank 0", Soon());
   REQUIRE(stream);
   return stream;
 }
 
 /// What rank 0 says to one that has come, until it closes.
-std::vector<Said> Rest(Stream& stream) {
+std::vector<Said> Rest(Socket& stream) {
   std::vector<Said> rest;
   try {
     for (;;) rest.push_back(Hear(&stream, Soon()));
-  } catch (const Stream::Closed&) {
+  } catch (const Socket::Closed&) {
   }
   return rest;
 }
 
-void CheckTold(Stream& stream, const std::string& error) {
+void CheckTold(Socket& stream, const std::string& error) {
   const std::vector<Said> rest = Rest(stream);
   REQUIRE(!rest.empty());
   CHECK((rest.back().word == Word::kFailed || rest.back().word == Word::kLost));
@@ -225,7 +225,7 @@ void CheckTold(Stream& stream, const std::string& error) {
 TEST_SUITE("unit") {
   TEST_CASE("meeting: two processes with the same number") {
     const std::vector<MeetingPoint> points = Points(4);
-    Stream rank1, rank2;
+    Socket rank1, rank2;
     const std::vector<Attendance> all = Gather({points[0], points[2]}, [&](const Address& at) {
       rank1 = Come(at, points[1]);
       rank2 = Come(at, points[2]);
@@ -242,7 +242,7 @@ TEST_SUITE("unit") {
   TEST_CASE("meeting: one that leaves before all have come") {
     std::vector<MeetingPoint> points = Points(4);
     points[2].timeout = milliseconds(kBrief);
-    Stream rank1;
+    Socket rank1;
     const std::vector<Attendance> all =
         Gather({points[0], points[2]}, [&](const Address& at) { rank1 = Come(at, points[1]); });
     CHECK(Has(all[1].error,
@@ -255,7 +255,7 @@ TEST_SUITE("unit") {
 
   TEST_CASE("meeting: one that is killed before all have come") {
     std::vector<MeetingPoint> points = Points(4);
-    Stream rank1;
+    Socket rank1;
     const std::vector<Attendance> all = Gather({points[0]}, [&](const Address& at) {
       rank1 = Come(at, points[1]);
       Come(at, points[2]);
@@ -286,7 +286,7 @@ TEST_SUITE("unit") {
          {std::string(64, '\xff'), frame(1, 0, ""), frame(0, 1, "x"), frame(2, 7, "because")}) {
       // Rank 3 never comes.
       const std::vector<MeetingPoint> points = Points(4);
-      Stream rank1, rank2;
+      Socket rank1, rank2;
       const std::vector<Attendance> all = Gather({points[0]}, [&](const Address& at) {
         rank2 = Come(at, points[2]);
         rank1 = Come(at, points[1]);

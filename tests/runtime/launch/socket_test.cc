@@ -1,5 +1,3 @@
-#include "runtime/launch/socket.h"
-
 #include <doctest/doctest.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -13,6 +11,7 @@
 #include <thread>
 #include <vector>
 
+#include "runtime/launch/address.h"
 #include "tests/runtime/launch/gathering.h"
 #include "tests/support/failure.h"
 #include "tests/support/held_port.h"
@@ -106,9 +105,12 @@ TEST_SUITE("unit") {
       _exit(0);
     }
     pair.a = Socket();
-    CHECK(ReceiveRest(pair.b) == "");
+    // The child lives for longer than that.
+    const bool ended = AwaitReady(pair.b, false, In(20'000));
     kill(child, SIGKILL);
     waitpid(child, nullptr, 0);
+    CHECK(ended);
+    CHECK(ReceiveRest(pair.b) == "");
   }
 
   TEST_CASE("socket: moved from it is empty and assigned to it closes what it was") {

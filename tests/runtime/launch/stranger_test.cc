@@ -57,7 +57,7 @@ std::string Answer(const Address& at, const std::string& secret, const std::stri
     const Digest proof = HmacSha256(secret, "c" + hello + ReceiveText(socket, 40));
     SendText(socket, std::string(proof.begin(), proof.end()));
     (void)ReceiveText(socket, 32);
-    Stream stream{Socket(dup(socket.fd()))};
+    Socket stream{Socket(dup(socket.fd()))};
     const Said said = Hear(&stream, Soon());
     return said.word == Word::kFailed ? said.text : "welcome";
   } catch (const Error&) {

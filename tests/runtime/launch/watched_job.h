@@ -76,7 +76,7 @@ class WatchedJob {
 void WaitForStop(Control& control);
 
 /// Sends a message as the watch at this end of a connection would.
-void SendTalk(Stream& stream, uint8_t channel, const std::string& bytes = {});
+void SendTalk(Socket& stream, uint8_t channel, const std::string& bytes = {});
 /// What a fault is in such a message.
 std::string BytesOf(const Fault& fault);
 

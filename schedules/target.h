@@ -20,8 +20,8 @@ std::string RejectTarget(const Spec& spec);
 /// (TargetSpecs), and no search.
 bool HasFewSpecs(const Spec& spec);
 
-/// Those plans: the schedules of the target, interleaved ones in several depths, each with every
-/// recompute that it may have. The memory limit is that of their stages.
+/// Specs of those plans: the schedules of the target, interleaved ones in several depths, each with
+/// every recompute that it may have. The memory limit is that of their stages.
 std::vector<Spec> TargetSpecs(const Spec& spec);
 
 }  // namespace contraflow

@@ -135,7 +135,8 @@ struct Part {
   int64_t slots = 0;                   ///< chunks, at most
   std::vector<Filling> fillings = {};  ///< the longest first
 
-  /// What of it is idle with u chunks in no pair, v of them of stages that save much. Convex in v.
+  /// Least idle time of the window with u chunks in no pair, v of them of stages that save much.
+  /// Convex in v.
   Time Idle(int64_t u, int64_t v) const {
     Time filled = 0;
     u = std::min(u, slots);

@@ -123,7 +123,8 @@ class Descriptor {
 /// A file that is read piece by piece; "-" is standard input. Throws Error as ReadFile does.
 class InputFile {
  public:
-  /// What says no size (a pipe, a device) may have no end, and is refused beyond 1 GiB in any case.
+  /// An input that says no size (a pipe, a device) may have no end, and is refused beyond 1 GiB in
+  /// any case.
   InputFile(const std::string& path, int64_t limit);
 
   /// The first 64 KiB, or all if there is less, without taking them: which form has it?

@@ -20,7 +20,7 @@ namespace contraflow {
 /// Json::array() or Json::object(): a null that becomes one crashes where memory is short.
 using Json = nlohmann::ordered_json;
 
-/// What is refused of a document, whatever it says about itself.
+/// Limits beyond which a document is refused, whatever it says about itself.
 struct JsonLimits {
   size_t bytes = size_t{1} << 20;   ///< of the document
   size_t values = size_t{1} << 16;  ///< kept in the tree

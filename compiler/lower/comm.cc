@@ -110,7 +110,7 @@ class Inserter {
   }
 
  private:
-  /// What instruction `index` of rank r sends: calls send(SEND, RECV) for each message.
+  /// Messages that instruction `index` of rank r sends: calls send(SEND, RECV) for each.
   template <typename Send>
   void ForEachMessage(int r, const Instruction& i, Send send) const {
     if (HasForward(i.op) && i.stage + 1 < plan_.stages) {

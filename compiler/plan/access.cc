@@ -49,7 +49,7 @@ bool Accesses::RunsOn(const Instruction& i) const {
   return i.layer + 1 < recomputed_.extent(i.stage).Of(LastLayer(i.stage) + 1);
 }
 
-// What goes on from the last layer of a stage, and the loss; or the input of the next layer.
+// Outputs of the last layer of a stage, and the loss; or the input of the next layer.
 void Accesses::Finish(const Instruction& i, std::vector<Access>* accesses) const {
   using enum Value;
   const auto touch = [&](Value value, int16_t layer, int stage) {

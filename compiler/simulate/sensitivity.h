@@ -16,7 +16,7 @@ struct Sensitivity {
   /// as the whole) is taken from the fall.
   double slope = 0;
 
-  /// What one per cent of the cost is worth, in ticks of makespan.
+  /// Worth of one per cent of the cost, in ticks of makespan.
   double PerCent() const { return slope * static_cast<double>(value) / 100; }
 };
 

@@ -184,7 +184,7 @@ class DataFlow {
     const auto need = [&](int stage, int m, int32_t CellWork::*part) {
       const int producer = tables_.Owner(stage, m);
       const int32_t at = tables_.work[tables_.At(stage, m)].*part;
-      // What is missing or stands too late on this rank is the business of other checks.
+      // A producer that is missing or too late on this rank is the business of other checks.
       if (producer == rank || at < Next(producer)) return;
       can = false;
       if (waits != nullptr) waits->push_back({rank, Next(rank), producer});

@@ -12,7 +12,7 @@ namespace contraflow::gpu {
 
 inline constexpr int kCountThreads = 256;
 
-/// By one block of kCountThreads: `first` and `received` as ExchangePeer has them, from
+/// Computed by one block of kCountThreads: `first` and `received` as ExchangePeer has them, from
 /// count(member, local), the rows that a member sends to a local expert. What is beyond most_rows
 /// is left out, so that whoever reads them stays inside, and *overflow becomes 1.
 template <typename Count>

@@ -54,7 +54,7 @@ HangWatch::HangWatch(const Plan& plan, std::vector<Watched> watched, Gpu& gpu, m
   for (const Watched& one : watched_) bytes += one.stamps->bytes();
   now_ = reinterpret_cast<uint64_t*>(gpu.AllocateHost(bytes));
   last_.resize(bytes / sizeof(uint64_t));
-  // What was downloaded last is what stamps were before the step, from the first one on.
+  // The last download holds the stamps as they were before the step, from the first one on.
   for (const Watched& one : watched_) {
     one.stamps->Clear(side_);
     one.stamps->Download(side_);
@@ -138,7 +138,7 @@ StepWatch::StepWatch(Gpu& gpu, const StepStamps* stamps, Progress& progress)
   side_ = gpu.NewStream(0, Priority::kHigh, "watch");
   copied_ = gpu.NewEvent();
   now_ = reinterpret_cast<uint64_t*>(gpu.AllocateHost(stamps_->bytes()));
-  // What was downloaded last is what stamps were before the step, from the first one on.
+  // The last download holds the stamps as they were before the step, from the first one on.
   stamps_->Clear(side_);
   stamps_->Download(side_);
   gpu.Record(copied_, side_);
@@ -171,7 +171,7 @@ void StepWatch::Look() {
   progress_.Enter(step_, reached);
 }
 
-/// Of several lanes that are at something: what is first in program order holds up the others.
+/// The first in program order of several lanes that are at something holds up the others.
 int64_t StepWatch::Reached() const {
   for (size_t i = 0; i < stamps_->size(); ++i) {
     const bool begun = now_[2 * i] != stamps_->begin(i);

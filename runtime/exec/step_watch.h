@@ -35,7 +35,7 @@ class StepStamps {
   void Peek(gpu::Stream side, uint64_t* host) const;
   size_t bytes() const { return 2 * size_ * sizeof(uint64_t); }
 
-  /// Those downloaded, in nanoseconds of the GPU's clock.
+  /// Stamps downloaded, in nanoseconds of the GPU's clock.
   uint64_t begin(size_t index) const { return host_[2 * index]; }
   uint64_t end(size_t index) const { return host_[2 * index + 1]; }
   size_t size() const { return size_; }
@@ -59,7 +59,7 @@ class HangWatch {
     const StepStamps* stamps;  ///< null: nothing is known of a step but how long it takes
   };
 
-  /// What is passed must outlive it; all have stamps or none.
+  /// All arguments must outlive it; all devices have stamps or none.
   HangWatch(const Plan& plan, std::vector<Watched> watched, Gpu& gpu,
             std::chrono::milliseconds timeout);
 

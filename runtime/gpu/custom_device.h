@@ -19,7 +19,7 @@ Plan WithLanes(const Plan& plan);
 /// One device of custom stages on a GPU, or on a part of one.
 class GpuCustomDevice : public GpuBackend {
  public:
-  /// What is passed must outlive the device; `setup` is one of its streams, whose kernels have so
+  /// All arguments must outlive the device; `setup` is one of its streams, whose kernels have so
   /// many SMs; `arenas` allocates the arenas. Returns once all is in place; memory without a value
   /// is full of NaN.
   GpuCustomDevice(const CustomStages& stages, Device device, Gpu& gpu, gpu::Stream setup, int sms,
@@ -59,7 +59,7 @@ class GpuReader {
   /// The GPU must outlive it; it is divided when something is read.
   explicit GpuReader(Gpu& gpu) : gpu_(gpu) {}
 
-  /// As CustomTraining::Read.
+  /// Like CustomTraining::Read.
   std::span<const std::byte> Read(const void* at, size_t bytes, std::vector<std::byte>* room);
 
  private:

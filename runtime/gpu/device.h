@@ -121,14 +121,14 @@ class GpuDevice : public GpuBackend, public StageHolder {
   MicroBatch micro_;
   double* numbers_ = nullptr;         // squares of gradients, by block of the model, and a note
   const gpu::Clip* guard_ = nullptr;  // null: nobody guards updates
-  // What a step is given: tokens, then targets, [micro-batches x T]; AdamWStepSize. And what it
-  // gives: losses [micro-batches], dropped, overflow, and of each stage a note of gradients that
-  // are not finite (GpuStage::NotFinite).
+  // Inputs of a step: tokens, then targets, [micro-batches x T]; AdamWStepSize. And what it gives:
+  // losses [micro-batches], dropped, overflow, and of each stage a note of gradients that are not
+  // finite (GpuStage::NotFinite).
   struct HostInput {
     std::byte* at;
     int step = 0;  // of which it is
   };
-  // Of the step under way and of the next one, by turns.
+  // Inputs of the step under way and of the next one, by turns.
   std::array<HostInput, 2> host_inputs_;
   const std::array<std::byte*, 2> host_outputs_;
   std::byte *const input_, *const output_;

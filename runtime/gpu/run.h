@@ -54,12 +54,12 @@ class VirtualRanks {
   ~VirtualRanks();
 
   StepResult Step(int step);
-  /// As of Run.
+  /// Like Run's.
   bool BeginAhead(int step);
   const std::vector<Device>& devices() const;
   GpuBackend& At(Device device);
   const SmBudget& budget() const;
-  /// As of Run.
+  /// Like Run's.
   StateCopies* NewCopies();
 
  private:

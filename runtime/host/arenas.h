@@ -33,7 +33,7 @@ class HostArenas {
   std::byte* At(const ValuePlaces::Use& use) {
     return arenas_[static_cast<size_t>(use.place->arena)].data() + use.place->offset;
   }
-  /// Where each arena begins.
+  /// Start of each arena.
   std::array<std::byte*, kArenaCount> data();
   /// Before an instruction, and behind it: what it makes may be touched, what ends with it no more.
   void Enter(const Uses& uses);

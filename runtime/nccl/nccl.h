@@ -25,10 +25,10 @@ struct NcclCommOptions {
   int max_ctas = 1;  ///< most CTAs of its kernels, one a SM; a power of two
 };
 
-/// What is used of NCCL, for one process and its GPU. Communicators are non-blocking: what is asked
-/// of one goes on behind the call until Ready says so, and nothing else may be asked of it, nor an
-/// event recorded behind it, before. All calls but Abort are made by the issuing thread. Whatever
-/// fails throws Error with what NCCL says and, where it is known, the remedy.
+/// The part of NCCL that is used, for one process and its GPU. Communicators are non-blocking: what
+/// is asked of one goes on behind the call until Ready says so, and nothing else may be asked of
+/// it, nor an event recorded behind it, before. All calls but Abort are made by the issuing thread.
+/// Whatever fails throws Error with what NCCL says and, where it is known, the remedy.
 class Nccl {
  public:
   virtual ~Nccl() = default;

@@ -11,7 +11,7 @@
 
 namespace contraflow {
 
-/// What all that propose moves draw them from, the same for a seed everywhere.
+/// Source of the draws of all that propose moves, the same for a seed everywhere.
 class MoveDraw {
  public:
   /// For orders with lists as long as the graph's.

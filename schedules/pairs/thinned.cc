@@ -161,7 +161,7 @@ class Thinner {
     }
   }
 
-  /// Nothing where it does not fit.
+  /// Returns nothing where it does not fit.
   std::optional<Order> Thinned(const LeftOut& out) {
     const int count = static_cast<int>(out.front().size());
     if (!more_ || more_->stages.front().count != count) {

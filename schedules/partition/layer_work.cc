@@ -53,7 +53,7 @@ void LayerWork::RaisePrice(int kind, std::vector<Time>* prices) {
     int of_kind = 0;
     for (int last = first; last < count; ++last) {
       if (!Looks(first, last + 1)) {
-        // As long a stage no partition of interest has.
+        // No partition of interest has as long a stage.
         break;
       }
       if (layers_.kind(last) == kind) {

@@ -25,7 +25,7 @@ struct TunedPartition {
   SearchResult found;
 };
 
-/// What a partition makes of the model; nothing where no order of it can fit.
+/// Problem that a partition makes of the model; nothing where no order of it can fit.
 using ProblemOf = std::function<std::optional<SearchProblem>(const Partition&)>;
 
 /// Partition and order together: the rules of a list scheduler and the sizes of stages are changed

@@ -50,7 +50,7 @@ void LimitByDevice(const Plan& frame, Spec* spec);
 /// Longest text about where an order comes from; what is longer is cut off.
 inline constexpr size_t kMaxFrom = 160;
 
-/// Where a plan of the candidate comes from that was searched for the spec `asked`.
+/// Origin of a plan of the candidate that was searched for the spec `asked`.
 Provenance ProvenanceOf(const Candidate& candidate, const Spec& asked, const std::string& from,
                         Time makespan, Time bound);
 
@@ -84,7 +84,7 @@ std::string MemoryAdvice(const Spec& spec);
 /// lets run again.
 bool LeavesRoom(const Spec& spec);
 
-/// What may make the spec fit its devices, where it does not: "use more `ranks`, ..".
+/// Advice that may make the spec fit its devices, where it does not: "use more `ranks`, ..".
 std::string DeviceAdvice(const Spec& spec);
 
 }  // namespace contraflow

@@ -192,7 +192,7 @@ Time Evaluator::Duration(const Action& action) const {
   return scaled_[index][own.first + static_cast<size_t>(k)];
 }
 
-/// What the k-th F (0) or B (1) has made goes to the stage behind it, which may be on this rank.
+/// The output of the k-th F (0) or B (1) goes to the stage after it, which may be on this rank.
 void Evaluator::Depart(const Neighbour& to, int32_t k, size_t backward, Time made) {
   if (to.stage < 0 || to.here) return;
   if (to.edge >= 0) {

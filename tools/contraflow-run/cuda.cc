@@ -144,7 +144,7 @@ class GpuCustomTraining : public CustomTraining {
   Run run_;
 };
 
-/// Of this machine's GPUs the one that a process of a job gets.
+/// The GPU of this machine that a process of a job gets.
 MakeCustomTraining CustomOnGpu(const RunOptions& options, int device) {
   return [&options, device](const CustomStages& stages,
                             const CustomProcess* process) -> std::unique_ptr<CustomTraining> {

@@ -38,7 +38,7 @@ class NcclNetwork {
     size_t bytes;
     bool registered;  ///< its memory
   };
-  /// What one member of a communicator does alone: to put is to copy and then to signal.
+  /// Actions of one member of a communicator alone: to put is to copy and then to signal.
   struct OneSided {
     enum class Kind { kPut, kSignal, kAwait };
     Kind kind;

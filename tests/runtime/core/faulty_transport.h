@@ -13,10 +13,10 @@
 
 namespace contraflow {
 
-/// What is done to a call.
+/// Harm that is done to a call.
 enum class Harm { kFail, kDelay, kDrop };
 
-/// What a call does: begins something, looks whether it is done, or ends only when it is.
+/// Effect of a call: begins something, looks whether it is done, or ends only when it is.
 enum class CallKind { kBegin, kLook, kAwait };
 
 /// A fault in the n-th call, counting from 0.

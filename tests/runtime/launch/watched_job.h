@@ -32,7 +32,7 @@ class WatchedJob {
   };
   using Body = std::function<void(int rank, Control& control, Progress& progress)>;
 
-  /// Those of `unwatched` have no Control: the test speaks for them through their membership.
+  /// Members of `unwatched` have no Control: the test speaks for them through their membership.
   explicit WatchedJob(int size, const Control::Options& options = Unhurried(),
                       const std::vector<int>& unwatched = {});
   ~WatchedJob();
@@ -53,7 +53,7 @@ class WatchedJob {
   void Join();
 
   End end(int rank);
-  /// What was printed, by whom, in order.
+  /// Reports printed, by whom, in order.
   std::vector<std::pair<int, std::string>> reports();
   /// The only report, or how many there are.
   std::string Report();
@@ -77,7 +77,7 @@ void WaitForStop(Control& control);
 
 /// Sends a message as the watch at this end of a connection would.
 void SendTalk(Stream& stream, uint8_t channel, const std::string& bytes = {});
-/// What a fault is in such a message.
+/// Bytes of a fault in such a message.
 std::string BytesOf(const Fault& fault);
 
 /// The first line of a text.

@@ -76,8 +76,8 @@ struct CompareRow {
 
 /// A row for every schedule, in the order of Schedules(), `auto` last (twice with `single_too`).
 /// `auto` is searched on a thread of its own beside the others. Calls `started`, on the caller's,
-/// with the name of each before it is compiled, or waited for. What a schedule does not take, or
-/// does not fit, is in its row.
+/// with the name of each before it is compiled, or waited for. A schedule that does not take the
+/// spec, or does not fit, says so in its row.
 std::vector<CompareRow> Compare(const CompareRequest& request,
                                 const std::function<void(std::string_view)>& started = {});
 

@@ -134,7 +134,7 @@ Report MakeReport(const Plan& plan, const CostModel& costs, std::optional<int64_
   // The limit that a searched plan was made for holds for its own costs.
   const bool made_for = !memory_limit && plan.provenance && costs == plan.costs;
   if (made_for) memory_limit = plan.provenance->memory_limit;
-  // On unlike devices that is what the fullest rank leaves, and others may hold more. What is
+  // On unlike devices that is what the fullest rank leaves, and others may hold more. A plan
   // offloaded for a limit may miss it with other costs, and be shorter than all that fits.
   const bool fits = MemoryLimit(costs, memory_limit).Fits(report.simulation);
   if (!fits && (made_for || OffloadedCells(plan).any())) memory_limit.reset();

@@ -12,8 +12,8 @@ namespace contraflow {
 ///
 /// torch: plans of one route, recomputed by stages and not offloaded. megatron: 1f1b and
 /// interleaved-1f1b in rounds of at least P micro-batches, recomputed as a whole or not at all.
-/// dualpipe (deepseek-ai/DualPipe): dualpipe and dualpipe-v, not recomputed. What these schedules
-/// ask of P and M is theirs to say (Schedule::reject).
+/// dualpipe (deepseek-ai/DualPipe): dualpipe and dualpipe-v, not recomputed. These schedules say
+/// what they ask of P and M (Schedule::reject).
 std::string RejectTarget(const Spec& spec);
 
 /// True where `auto`, or automatic recompute, means the best of few plans that the target runs

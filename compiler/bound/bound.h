@@ -57,7 +57,7 @@ Bound ProveBound(const Plan& plan, const CostModel& costs,
 Bound BoundOfOffloaded(const Plan& frame, const CostModel& costs,
                        std::optional<int64_t> memory_limit);
 
-/// Least times of each micro-batch outside of one stage, at least: before its F can begin, from the
+/// Least times of each micro-batch outside of one stage: before its F can begin, from the
 /// end of that to when its B can, and from the end of that to the end of the step.
 struct StageSurroundings {
   Time head = 0, lag = 0, tail = 0;

@@ -1,5 +1,5 @@
 // Order of micro-batches. Number the forwards of one stage in the order in which its rank runs
-// them, whatever their micro-batches, and likewise its backwards and its rests. What holds between
+// them, whatever their micro-batches, and likewise its backwards and its rests. A relation between
 // one micro-batch's forwards of two stages holds between the k-th of the one and the k-th of the
 // other: of k micro-batches that have come through a stage, k have come through the one before it.
 // With the shortest f, b and rest of every stage,
@@ -14,7 +14,7 @@
 // operations (Work between). Pairs as in chunk.cc, and no path counts a rest that could be part of
 // one.
 //
-// Memory. What a limit says about the order of micro-batches: let n = limit / activation and s0,
+// Memory. A limit says this about the order of micro-batches: let n = limit / activation and s0,
 // s1, .. be the stages of one route on the rank, in order.
 //
 //  * When the k-th forward of s_j starts, k micro-batches have had their forwards of s_0 .. s_j and

@@ -33,8 +33,8 @@ struct MemoryRules {
 MemoryRules RulesOf(const BoundInput& input, const RouteWork& route);
 
 /// Work of a rank between two operations of one route, numbered by position (order.cc): from the
-/// start of `from`, i, to the start of `to`, k, it works for `once` + (k
-/// - i) `each`, or longer, for any k >= i.
+/// start of `from`, i, to the start of `to`, k, it works for `once` + (k - i) `each`, or longer,
+/// for any k >= i.
 struct WorkBetween {
   Pass from, to;
   size_t from_stage, to_stage;

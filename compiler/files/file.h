@@ -23,8 +23,8 @@ std::string ReadFile(const std::string& path, int64_t limit);
 /// directory, full disk) the temporary file is removed and Error names path and reason.
 void WriteFile(const std::string& path, std::string_view content);
 
-/// The same piece by piece: `write` is called once and hands the content over with `put`. What it
-/// throws is passed on, and nothing is left of the file.
+/// The same piece by piece: `write` is called once and hands the content over with `put`. An
+/// exception of `write` is passed on, and nothing is left of the file.
 using PutBytes = std::function<void(std::string_view piece)>;
 void WriteFile(const std::string& path, const std::function<void(const PutBytes& put)>& write);
 

@@ -38,7 +38,7 @@ inline constexpr size_t kMaxJsonDepth = 16;
 struct JsonRows {
   std::string key;
   std::function<void(size_t row)> begin;  ///< row 0, 1, ... starts
-  /// String `index` of the row. The view ends with the call. What it throws is passed on.
+  /// String `index` of the row. The view ends with the call. Its exceptions are passed on.
   std::function<void(size_t row, size_t index, std::string_view text)> take;
   /// The same of an entry that is a list of at most kMaxRowIntegers whole numbers; where it is
   /// empty, such an entry is refused.

@@ -1,6 +1,6 @@
 // Both chains use the two lanes and weight parts fill the compute lane. A partial order is told
 // completely by how far each chain is, which weight parts are done, when each lane is free and when
-// each chain's last component ended. What is searched:
+// each chain's last component ended. The search covers:
 //
 //   * Of two partial orders equally far in both chains, the one that is no later in all four times
 //     and has done at least the same weight parts can be completed at least as well as the other,

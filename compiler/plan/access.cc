@@ -69,9 +69,9 @@ void Accesses::Finish(const Instruction& i, std::vector<Access>* accesses) const
   }
 }
 
-// The order inside a layer: ATTN_F, DISPATCH_F, MLP_F, COMBINE_F. What runs again makes all of it
-// again but for the input of the stage, which was kept, as was that of the first layer that does
-// not run again, and what the next stage has got.
+// The order inside a layer: ATTN_F, DISPATCH_F, MLP_F, COMBINE_F. A part that runs again makes all
+// of it again but for the input of the stage, which was kept, as was that of the first layer that
+// does not run again, and what the next stage has got.
 void Accesses::Forward(const Instruction& i, std::vector<Access>* accesses) const {
   using enum Value;
   const auto touch = [&](bool makes, std::initializer_list<Value> values) {

@@ -123,7 +123,7 @@ struct MemoryCost {
 };
 
 /// Component costs of a stage, in ticks: of each component one entry a layer in data-flow order, or
-/// one for all layers. What a layer does not have (Has) takes no time.
+/// one for all layers. A component that a layer does not have (Has) takes no time.
 struct MoeCost {
   int layers_per_stage = 0;
   std::vector<Time> attn_f, dispatch_f, mlp_f, combine_f;
@@ -334,7 +334,7 @@ void CheckHostCost(const CostModel& costs, bool offloads);
 std::string FlawOf(const StageCost& cost, Unit unit);
 
 /// Measured figures are noisy: a full backward shorter than one of its parts, or a pair shorter
-/// than a part of it, is made as long as that part. What is shorter than half of it is no noise and
+/// than a part of it, is made as long as that part. A cost shorter than half of it is no noise and
 /// stays as it is. Returns what was assumed, in words, or "".
 std::string MendNoise(StageCost* cost, Unit unit);
 

@@ -28,7 +28,8 @@ Level ParseLevel(std::string_view name);
 
 /// Promise of the network, under which the messages of a plan run to their end: how many in-order
 /// queues a rank has, in which every message is a rendezvous. Messages of one directed edge are
-/// received in the order they were sent in all of them. What runs under one runs under the next.
+/// received in the order they were sent in all of them. A plan that runs under one runs under the
+/// next.
 enum class Semantics : uint8_t {
   kRank,      ///< one: whatever the network is
   kPair,      ///< one for each other rank

@@ -177,7 +177,7 @@ double ParseMultiple(const std::string& text, const std::string& place = "");
 int64_t ParseMemoryLimit(const std::string& text, const Spec& spec, int stages);
 
 /// Throws Error if ranks, micro-batches, chunks, data_parallel or expert_parallel are out of range:
-/// what is wrong with any schedule. What a certain schedule cannot do is Schedule::reject's to say.
+/// what is wrong with any schedule. Schedule::reject says what a certain schedule cannot do.
 void CheckSpec(const Spec& spec);
 
 }  // namespace contraflow

@@ -21,9 +21,7 @@ struct MemoryFigures {
   /// arena.
   int64_t messages = 0;
   /// Bytes by Arena. At level buffer those that the runtime allocates; below it those held at the
-  /// peak: of the activations of all chunks the part kept up to B, and the stash kept up to W. At
-  /// level buffer what the runtime allocates; below it what is held at the peak: of the activations
-  /// of all chunks the part kept up to B, and the stash kept up to W.
+  /// peak: of the activations of all chunks the part kept up to B, and the stash kept up to W.
   std::array<int64_t, kArenaCount> arenas{};
   int64_t peak = 0;     ///< sum of `arenas`
   int peak_index = -1;  ///< the instruction during which most is held; -1: nothing ever is

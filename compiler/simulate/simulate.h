@@ -55,8 +55,8 @@ enum class Keep : uint8_t { kTimeline, kFigures };
 Simulation Simulate(const Plan& plan, const CostModel& costs, Keep keep = Keep::kTimeline);
 
 /// The same for any plan that Verify executes (FindStandstill), up to where it stands: `next` of
-/// each rank and what follows do not run. What never runs has start and end -1; the makespan is
-/// when everything stands.
+/// each rank and what follows do not run. An instruction that never runs has start and end -1; the
+/// makespan is when everything stands.
 Simulation SimulateUpTo(const Plan& plan, const CostModel& costs, const std::vector<int>& next);
 
 /// A step of a plan as it was measured.

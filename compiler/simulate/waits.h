@@ -18,8 +18,8 @@ struct Wait {
 };
 
 /// Waits of the instructions of a plan in a run of it, predicted or measured, by the timing model
-/// of Simulate. What never runs (SimulateUpTo) is never waited for. Plan, costs and timeline must
-/// outlive it.
+/// of Simulate. Nothing waits for an instruction that never runs (SimulateUpTo). Plan, costs and
+/// timeline must outlive it.
 class Waits {
  public:
   Waits(const Plan& plan, const CostModel& costs, const Timeline& timeline);

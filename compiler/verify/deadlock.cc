@@ -1,6 +1,6 @@
 // Does the plan run to its end? Both checks execute it: each rank goes on until it must wait for
-// another, and is taken up again when that one has come as far. What a rank waits for never depends
-// on who is faster, so one execution stands for all.
+// another, and is taken up again when that one has come as far. The waits of a rank never depend on
+// who is faster, so one execution stands for all.
 //
 // The rendezvous execution has one list a rank, compute and messages in program order, while
 // DESIGN section 3 has an in-order communication queue beside the compute lane. The two get stuck

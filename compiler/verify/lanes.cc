@@ -22,7 +22,7 @@ namespace contraflow::check {
 namespace {
 
 constexpr int32_t kFixedLanes = 3;
-// A rank of any use has a few neighbours. What a hostile one costs stays linear in its
+// A rank of any use has a few neighbours. The cost of a hostile one stays linear in its
 // instructions: so many columns at most, and where there are millions of instructions fewer.
 constexpr size_t kMaxColumns = 1024;
 constexpr size_t kMaxEntries = size_t{1} << 26;

@@ -133,8 +133,8 @@ class Execution {
     host.awaits = -1;
   }
 
-  /// True if the instruction was posted by this rank and is not over. What is missing or comes too
-  /// late is the business of other checks.
+  /// True if the instruction was posted by this rank and is not over. An instruction that is
+  /// missing or comes too late is the business of other checks.
   bool Waits(int rank, int32_t index) {
     At(rank).awaits = -1;
     if (index < 0 || index >= At(rank).next) return false;

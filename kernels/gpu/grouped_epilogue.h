@@ -23,7 +23,7 @@ struct TilePlace {
 };
 
 /// Lane `lane % 4` of each four gets the values that all four have in its place: v[i] becomes lane
-/// i's v[lane % 4]. What lies in columns 2 (lane % 4) of four blocks of 8 columns so becomes 8
+/// i's v[lane % 4]. The values in columns 2 (lane % 4) of four blocks of 8 columns so become 8
 /// columns of the block lane % 4: 16 bytes of bf16 at once.
 __device__ inline void TransposeQuad(uint32_t (&v)[4]) {
   const unsigned lane = threadIdx.x % kWarp;

@@ -12,8 +12,8 @@ namespace {
 // registers.
 
 /// Orders probabilities, ties to the lower index, as integers: of values that are at least 0 the
-/// bits are in their order. What is not a number has its place, too, so that a choice is always an
-/// expert, and one rank at least 1.
+/// bits are in their order. A value that is not a number has its place, too, so that a choice is
+/// always an expert, and one rank at least 1.
 __device__ uint64_t Rank(float probability, int expert) {
   const uint64_t bits = std::bit_cast<uint32_t>(probability);
   return bits << 32 | (~0u - static_cast<uint32_t>(expert));

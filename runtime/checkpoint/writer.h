@@ -84,7 +84,7 @@ std::string WriteShard(const std::string& folder, int step, const Snapshot& snap
 std::string CommitCheckpoint(const std::string& directory, const CheckpointHead& head,
                              std::span<const std::string> notes, int keep);
 
-/// Work beside the training, in a thread of its own at low priority. What it uses must be its own:
+/// Work beside the training, in a thread of its own at low priority. Its memory must be its own:
 /// nobody waits for it when the process has to end.
 class Background {
  public:

@@ -25,7 +25,7 @@ struct IssuePlace {
 /// for what was not issued before. Its points are single instructions, and meetings: a SEND with
 /// its RECV, a REDUCE of all that hold the stage, an all-to-all component of all members. The order
 /// of every program is kept, but for messages of one group, which may come in any order, one right
-/// behind the other as far as the program is concerned. What it is depends on the plan alone: ranks
+/// behind the other as far as the program is concerned. The order depends on the plan alone: ranks
 /// take turns, one instruction each, where they have to wait for nobody.
 class IssueOrder {
  public:

@@ -92,8 +92,8 @@ class GpuBackend {
   virtual DeviceStep Results(int step) = 0;
 };
 
-/// One device of this process in a rendezvous: what it issues, and on which of its streams. What
-/// the instruction waits for on its own device has been waited for on that stream.
+/// One device of this process in a rendezvous: what it issues, and on which of its streams. The
+/// waits of the instruction on its own device are over on that stream.
 struct Participant {
   Device device;
   const Instruction* instruction;

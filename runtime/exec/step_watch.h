@@ -93,7 +93,7 @@ class HangWatch {
 /// alone.
 class StepWatch {
  public:
-  /// `stamps` of the program; null: nothing is known of a step but its number. What is passed must
+  /// `stamps` of the program; null: nothing is known of a step but its number. All arguments must
   /// outlive it.
   StepWatch(Gpu& gpu, const StepStamps* stamps, Progress& progress);
 

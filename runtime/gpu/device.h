@@ -30,7 +30,7 @@ std::vector<gpu::MatmulShape> ProductsOf(const Plan& plan, const Model& model);
 /// stages, its arenas, and where each value lies.
 class GpuDevice : public GpuBackend, public StageHolder {
  public:
-  /// The plan is sound (Verify). What is passed must outlive the device. `setup` is one of its
+  /// The plan is sound (Verify). All arguments must outlive the device. `setup` is one of its
   /// streams; matrix products are chosen for `compute_sms` SMs and by `choices`; `arenas` allocates
   /// the arenas. Returns once all is in place; memory without a value is full of NaN. Throws Error,
   /// with the remedy, if the plan is for another model or kind of device, or the model none for a

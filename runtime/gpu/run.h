@@ -45,10 +45,10 @@ using MakeGpuBackend =
 /// linked by copies.
 class VirtualRanks {
  public:
-  /// The plan is sound (Verify) and has lanes. What is passed must outlive it. Throws Error with
-  /// the remedy if the GPU has not SMs enough, or a device cannot be made. With `beside`, the
-  /// budget of another run, the GPU is divided already: all devices share its first partition, and
-  /// compute on as many SMs as one there.
+  /// The plan is sound (Verify) and has lanes. All arguments must outlive it. Throws Error with the
+  /// remedy if the GPU has not SMs enough, or a device cannot be made. With `beside`, the budget of
+  /// another run, the GPU is divided already: all devices share its first partition, and compute on
+  /// as many SMs as one there.
   VirtualRanks(const Plan& plan, Gpu& gpu, const GpuRunOptions& options, const MakeGpuBackend& make,
                const SmBudget* beside = nullptr);
   ~VirtualRanks();
@@ -71,7 +71,7 @@ class VirtualRanks {
 class GpuRun : public Run {
  public:
   /// The plan is sound (Verify) and of level buffer, compiled for a GPU; the model fitted to its
-  /// stages. What is passed must outlive the run. Throws Error with the remedy if the plan, the
+  /// stages. All arguments must outlive the run. Throws Error with the remedy if the plan, the
   /// model or the GPU do not suit.
   GpuRun(const Plan& plan, const Model& model, const Dataset& dataset, uint64_t seed, Gpu& gpu,
          GpuRunOptions options = {});

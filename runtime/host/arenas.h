@@ -18,8 +18,8 @@ inline constexpr bool kFillUnused = false;
 inline constexpr bool kFillUnused = true;
 #endif
 
-/// The values of one rank in the host's memory, one allocation for each arena. What holds no value
-/// must not be touched: the address sanitizer tells who does.
+/// The values of one rank in the host's memory, one allocation for each arena. Bytes without a
+/// value must not be touched: the address sanitizer tells who does.
 class HostArenas {
  public:
   using Uses = std::vector<ValuePlaces::Use>;

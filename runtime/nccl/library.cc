@@ -233,8 +233,8 @@ void NcclLibrary::Recv(NcclComm* from_comm, void* data, size_t bytes, int from,
         ncclRecv(data, bytes, ncclChar, from, comm->handle, Handle(stream)));
 }
 
-// Windows of any size and captured puts are there from 2.30.7 on. What the header does not know is
-// no part of the program.
+// Windows of any size and captured puts are there from 2.30.7 on. A feature that the header does
+// not know is no part of the program.
 #if NCCL_VERSION_CODE >= NCCL_VERSION(2, 30, 7)
 
 namespace {

@@ -329,7 +329,7 @@ void NcclLinks::AllocateParcels() {
   begins_ = reinterpret_cast<int32_t*>(out + 2 * numbers);
 }
 
-/// All that messages of the pipeline and of experts use. What was connected without is done.
+/// All that messages of the pipeline and of experts use. The messages connected without are done.
 void NcclLinks::RegisterMemory(const GpuBackend& backend) {
   const std::span<std::byte> memory = backend.LinkMemory();
   std::vector<NcclComm*> comms;

@@ -53,7 +53,7 @@ class Nccl {
   virtual void* Register(NcclComm* comm, std::byte* data, size_t bytes) = 0;
   virtual void Deregister(NcclComm* comm, void* registration) noexcept = 0;
 
-  /// Send and Recv are called between these, which may be nested. What is in a group makes progress
+  /// Send and Recv are called between these, which may be nested. Calls in a group make progress
   /// together: none waits for another.
   virtual void GroupStart() = 0;
   virtual void GroupEnd() = 0;

@@ -29,9 +29,9 @@ const Plan& CheckCustom(const Plan& plan);
 /// Cell that backward_weight gets for the cell of a backward.
 contraflow_cell WeightCell(const contraflow_cell& backward);
 
-/// One copy of a stage that somebody else wrote (runtime/stages/stage_api.h). What its functions
-/// say is wrong is thrown as an Error that names stage and function, and so is an exception that
-/// leaves one.
+/// One copy of a stage that somebody else wrote (runtime/stages/stage_api.h). An error that its
+/// functions return is thrown as an Error that names stage and function, and so is an exception
+/// that leaves one.
 class CustomStage {
  public:
   /// On a GPU with a stream (a cudaStream_t) for so many SMs; else null and 0.

@@ -1,6 +1,6 @@
 // Simulated annealing on the orders of the ranks. A move takes one action to another place of its
-// rank's list. What makes it fast: most moves are refused by an estimate of the longest path
-// through what they touch, and of those that are tried only what changes is computed again
+// rank's list. It is fast for these reasons: most moves are refused by an estimate of the longest
+// path through what they touch, and of those that are tried only what changes is computed again
 // (order_graph.h).
 
 #include <algorithm>

@@ -1,7 +1,7 @@
 // A step takes no less than, for any rank: the forwards of the layers before its first stage and
 // their messages, all its own work, and the backwards of those layers with their messages. That
-// depends on no order, so the partition with the least of it is a good start for any schedule. What
-// an order makes of it is for the judge.
+// depends on no order, so the partition with the least of it is a good start for any schedule. The
+// judge says what an order makes of it.
 
 #include <algorithm>
 #include <limits>

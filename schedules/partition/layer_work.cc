@@ -6,8 +6,8 @@
 //     price = min over stages that have some of (work of the stage - prices of the others) /
 //     number.
 //
-// The work of every stage is then no less than the prices of its layers. What a compute lane is
-// busy with is the price to begin with, and kinds are raised one after the other.
+// The work of every stage is then no less than the prices of its layers. The busy time of a compute
+// lane is the price to begin with, and kinds are raised one after the other.
 
 #include "schedules/partition/layer_work.h"
 

@@ -24,8 +24,8 @@ namespace {
 // R needs nothing but the stage input, so it can run long before its backward: in a bubble, if
 // there is memory for what it makes.
 
-/// Moves the R of one rank into idle time before them. What stands in between starts when it did,
-/// so nothing is ever later for it.
+/// Moves the R of one rank into idle time before them. The instructions in between start when they
+/// did, so nothing is ever later for it.
 class Hoister {
  public:
   Hoister(const Plan& plan, const RecomputedCells& recomputed, size_t rank,

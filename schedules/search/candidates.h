@@ -68,7 +68,7 @@ std::string RejectRepartition(const CostModel& costs, int from, int to);
 /// The same model in another number of stages. Where there are more, each stage is cut into parts
 /// that are as equal as whole ticks, bytes and layers allow: durations, gradients and parameters
 /// add up to what they were, activations are rounded up. Where there are fewer, neighbours are
-/// merged. What a hop takes stays, and so does the input of a stage.
+/// merged. The time of a hop stays, and so does the input of a stage.
 CostModel Repartition(const CostModel& costs, int from, int to);
 
 /// Smallest limit `auto` can meet for the spec, whose own limit does not matter, with as much as

@@ -142,8 +142,8 @@ bool Evaluator::Walk(int rank, const ActionList& list) {
   return sound;
 }
 
-/// When all that the action needs is there, or what it waits for. What a rank makes itself is there
-/// once it has run: its lane is free no earlier.
+/// When all that the action needs is there, or what it waits for. A value that a rank makes itself
+/// is there once it has run: its lane is free no earlier.
 Evaluator::Step Evaluator::Ready(int rank, const Action& action, Time* ready) {
   if (HasForward(action.op)) {
     const StageState& own = At(action.stage);

@@ -28,8 +28,8 @@ int CountRoundTripFailures(const Plan& plan) {
   return failures;
 }
 
-/// One cost, one tick up or a lot. What an F&B saves over its halves stays: with a longer forward
-/// alone and the same F&B it would save more, and other pairs with it.
+/// One cost, one tick up or a lot. The saving of an F&B over its halves stays: with a longer
+/// forward alone and the same F&B it would save more, and other pairs with it.
 CostModel Raised(CostModel costs, std::mt19937_64* random) {
   const auto draw = [&](int high) { return std::uniform_int_distribution<int>(0, high)(*random); };
   const Time more = draw(1) == 0 ? 1 : 17;

@@ -1,5 +1,5 @@
-// R of a part: attention alone, experts alone, all but attention. What it takes and leaves follows
-// from the components, plans of it are sound and run right, and what is damaged is caught.
+// R of a part: attention alone, experts alone, all but attention. Its times and bytes follow from
+// the components, plans of it are sound and run right, and what is damaged is caught.
 
 #include <doctest/doctest.h>
 

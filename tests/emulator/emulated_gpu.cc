@@ -67,9 +67,9 @@ void CheckDevice(const char* what, const void* at, size_t bytes) {
                       " bytes of one allocation of device memory");
 }
 
-// Every bit of new memory is set. What large blocks have is the same bytes of one file again and
-// again, copied where it is written to: most of what kernels may work in is never touched. A
-// sanitizer has to know of each block.
+// Every bit of new memory is set. Large blocks are the same bytes of one file again and again,
+// copied where they are written to: most of what kernels may work in is never touched. A sanitizer
+// has to know of each block.
 constexpr size_t kFileBytes = size_t{1} << 20;
 bool IsLarge(size_t bytes) { return !kSanitized && bytes >= kFileBytes; }
 

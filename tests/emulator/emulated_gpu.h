@@ -45,7 +45,7 @@ struct EmulatedGpuOptions {
   std::vector<GpuCall>* log = nullptr;
 };
 
-/// A GPU in host memory, whose kernels the emulator runs. What is given to its streams runs when
+/// A GPU in host memory, whose kernels the emulator runs. Work given to its streams runs when
 /// somebody waits for it, in an order that is as unfortunate as streams and events allow: a wait
 /// that is missing gives a wrong result with some seed. A stream whose handle is null is not one of
 /// them: what it is given is done at once.

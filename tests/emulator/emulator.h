@@ -76,7 +76,7 @@ std::byte* DynamicShared();
 std::byte* DynamicShared(unsigned rank);
 
 /// The running thread waits as long as *counter == seen; `what` is for the report of a block that
-/// hangs. What synchronises threads is built on it.
+/// hangs. Functions that synchronise threads are built on it.
 void Await(const uint64_t* counter, uint64_t seen, const char* what);
 
 /// bar.sync: waits until `count` threads have come to barrier `id` (0..15; 0 is __syncthreads).

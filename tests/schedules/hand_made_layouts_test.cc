@@ -24,7 +24,8 @@ namespace contraflow::hand_made_layouts_test {
 namespace {
 
 /// Parameters, in millions, that a token goes through: of one layer, of the layers with a dense MLP
-/// in front of those with experts, and of the head. What forwards cost is in proportion to these.
+/// in front of those with experts, and of the head. The costs of forwards are in proportion to
+/// these.
 struct Model {
   const char* name;
   int dense, layers;

@@ -67,12 +67,12 @@ CostModel UnitCosts();
 
 /// The costs the options ask for: those of the file, else `base`, with the single figures put over
 /// every stage, in units of their own or in that of what they override; where there are no costs,
-/// figures in a unit of time bring it. What is not given stays, but for a bw that was
-/// b + w or an fb that was f + bw: these are sums of the new figures, and so is one that would now
-/// be shorter than a part of it or longer than all, which is assumed aloud. Chunk costs that follow
+/// figures in a unit of time bring it. Costs that are not given stay, but for a bw that was b + w
+/// or an fb that was f + bw: these are sums of the new figures, and so is one that would now be
+/// shorter than a part of it or longer than all, which is assumed aloud. Chunk costs that follow
 /// from components are derived first: where there are none yet, and again where --overlap asks for
 /// it. Throws UsageError for a time or an overlap that is none, Error if --overlap is given for
-/// costs without components. What was assumed of noisy or missing figures is put into `assumed` for
+/// costs without components. Assumptions about noisy or missing figures are put into `assumed` for
 /// the caller to say or, where that is null, said (Warn).
 CostModel ResolveCosts(const CostsOption& option, const CostModel& base,
                        std::vector<std::string>* assumed = nullptr);

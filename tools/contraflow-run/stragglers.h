@@ -25,7 +25,7 @@ struct Straggler {
 /// Finds the ranks whose machine is slower, by what the computing instructions of measured steps
 /// take: of each rank and kind of instruction the shortest of 8 steps is compared with the mean of
 /// the other ranks' shortest, weighted by how often the rank has it; then the median of all such
-/// windows counts. What only one rank computes compares with nothing: forwards of the first stage,
+/// windows counts. The compute of only one rank compares with nothing: forwards of the first stage,
 /// which embed the text, and chunks of the last, which have the head, are kinds of their own, and
 /// so are chunks of so many layers.
 class Stragglers {

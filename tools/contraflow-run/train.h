@@ -53,7 +53,7 @@ class LaunchedRun {
   virtual void Close() {}
 };
 
-/// Makes it, in every process of the job, once they have agreed. What is passed outlives it.
+/// Makes it, in every process of the job, once they have agreed. All arguments must outlive it.
 using MakeLaunchedRun = std::function<std::unique_ptr<LaunchedRun>(
     const RunInput& input, const RankOrder& order, Control& control, Progress& progress)>;
 /// That, and its like for custom stages; null: on the host.

@@ -33,7 +33,7 @@ struct SampleGroups {
 };
 
 /// Without steps that are warm-up and, of ranks with copies of the same stages, without the faster
-/// ones where means count. What it finds goes to the notes and unmapped names of `result`.
+/// ones where means count. Its findings go to the notes and unmapped names of `result`.
 SampleGroups GroupSamples(const std::vector<FileSamples>& files, const ProfileOptions& options,
                           ProfiledCosts* result);
 

@@ -11,8 +11,8 @@
 #include "tools/profile/samples.h"
 
 // A host range of PyTorch covers what the host does: it launches work for a device, and waits for
-// receives. What it stands for is the span of the device's work that was launched in it; without a
-// device, the range less the time up to the end of the receive that it waited for.
+// receives. It stands for the span of the device's work that was launched in it; without a device,
+// for the range less the time up to the end of the receive that it waited for.
 
 namespace contraflow {
 namespace {

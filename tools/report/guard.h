@@ -12,8 +12,8 @@
 
 namespace contraflow {
 
-/// Limits on the figures of a plan; times in units of their own or in that of its costs. What is
-/// not there is not limited.
+/// Limits on the figures of a plan; times in units of their own or in that of its costs. A limit
+/// that is not there does not count.
 struct Limits {
   std::optional<GivenTime> max_bubble, max_makespan, max_exposed;
   std::optional<double> max_bubble_ratio, max_gap;

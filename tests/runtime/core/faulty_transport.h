@@ -44,8 +44,8 @@ struct CallFault {
   }
 };
 
-/// A transport with a fault in its n-th call. What a dropped call would have begun or waited for
-/// never happens.
+/// A transport with a fault in its n-th call. The effect of a dropped call, begun or awaited, never
+/// happens.
 class FaultyTransport : public Transport {
  public:
   /// `wait` waits in the transport for what never comes.

@@ -18,7 +18,7 @@ std::vector<Membership> JoinWatch(int size);
 
 /// With a bound so long that each share of it is enough for what is to happen in it, however busy
 /// the machine: a second for what an error may follow from, 2.7 s for a main thread to come back, 4
-/// s for all to answer. What does happen takes no longer for it.
+/// s for all to answer. A good answer takes no longer for it.
 Control::Options Unhurried();
 
 /// A job whose processes are threads: each has a Control, none of them ends this process.

@@ -1,7 +1,6 @@
 #include "compiler/files/cost_io.h"
 
 #include <algorithm>
-#include <cmath>
 #include <utility>
 
 #include "compiler/files/cost_fields.h"
@@ -11,7 +10,6 @@
 #include "compiler/plan/layer_cost.h"
 #include "compiler/plan/plan.h"
 #include "compiler/plan/units.h"
-#include "compiler/plan/value.h"
 
 namespace contraflow {
 namespace {

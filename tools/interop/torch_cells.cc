@@ -1,8 +1,8 @@
 #include "tools/interop/torch_cells.h"
 
 #include <algorithm>
-#include <array>
 #include <charconv>
+#include <iterator>
 #include <limits>
 #include <optional>
 
@@ -12,37 +12,27 @@
 namespace contraflow::torch_csv {
 namespace {
 
-struct TypeName {
-  std::string_view name;
-  Type type;
-};
-/// PyTorch's letters before December 2024; the other names are the same.
-constexpr std::array<TypeName, 4> kOldTypes = {
-    {{"F", Type::kF}, {"B", Type::kI}, {"W", Type::kW}, {"BW", Type::kB}}};
-constexpr std::array<TypeName, 14> kTypes = {{{"F", Type::kF},
-                                              {"I", Type::kI},
-                                              {"W", Type::kW},
-                                              {"B", Type::kB},
-                                              {"SEND_F", Type::kSendF},
-                                              {"RECV_F", Type::kRecvF},
-                                              {"SEND_B", Type::kSendB},
-                                              {"RECV_B", Type::kRecvB},
-                                              {"UNSHARD", Type::kUnshard},
-                                              {"RESHARD", Type::kReshard},
-                                              {"REDUCE_GRAD", Type::kReduceGrad},
-                                              {"WAIT_SEND_F", Type::kWaitSendF},
-                                              {"WAIT_SEND_B", Type::kWaitSendB},
-                                              {"WAIT_REDUCE_GRAD", Type::kWaitReduceGrad}}};
+/// Names in the order of Type, and those of the first types before December 2024.
+constexpr std::string_view kNames[] = {"F",           "I",
+                                       "W",           "B",
+                                       "SEND_F",      "RECV_F",
+                                       "SEND_B",      "RECV_B",
+                                       "UNSHARD",     "RESHARD",
+                                       "REDUCE_GRAD", "WAIT_SEND_F",
+                                       "WAIT_SEND_B", "WAIT_REDUCE_GRAD"};
+constexpr std::string_view kOldNames[] = {"F", "B", "W", "BW"};
 
-/// Returns null for a name that is none.
-const TypeName* TypeOf(std::string_view name, bool old) {
-  const auto is = [&](const TypeName& known) { return known.name == name; };
-  if (const auto* const found = std::find_if(kOldTypes.begin(), kOldTypes.end(), is);
-      old && found != kOldTypes.end()) {
-    return found;
+std::string_view NameOf(Type type, bool old) {
+  const auto number = static_cast<size_t>(type);
+  return old && number < std::size(kOldNames) ? kOldNames[number] : kNames[number];
+}
+
+std::optional<Type> TypeOf(std::string_view name, bool old) {
+  for (size_t number = 0; number < std::size(kNames); ++number) {
+    const auto type = static_cast<Type>(number);
+    if (NameOf(type, old) == name) return type;
   }
-  const auto* const found = std::find_if(kTypes.begin(), kTypes.end(), is);
-  return found == kTypes.end() || (old && found->type == Type::kI) ? nullptr : found;
+  return std::nullopt;
 }
 
 /// The number that `text` begins with, cut off; too large ones come back as the largest int.
@@ -77,8 +67,8 @@ Action ReadAction(std::string_view text, std::string_view cell, Place place, boo
   action.place = place;
   const std::optional<int> stage = TakeNumber(&text);
   const size_t length = std::min(text.size(), text.find_first_of("0123456789"));
-  const auto* const type = TypeOf(text.substr(0, length), old);
-  if (!stage || type == nullptr) {
+  const std::optional<Type> type = TypeOf(text.substr(0, length), old);
+  if (!stage || !type) {
     FailAt(file, place,
            Shown(cell) + ": is not an action; an action is a stage, one of F " +
                (old ? "B W BW" : "I W B") +
@@ -86,8 +76,8 @@ Action ReadAction(std::string_view text, std::string_view cell, Place place, boo
                "in 2F0, or a stage and one of UNSHARD RESHARD REDUCE_GRAD WAIT_REDUCE_GRAD");
   }
   text.remove_prefix(length);
-  action.type = type->type;
-  action.name = type->name;
+  action.type = *type;
+  action.name = NameOf(*type, old);
   action.stage = *stage;
   if (*stage >= kMaxStages) {
     FailAt(file, place,
@@ -97,7 +87,7 @@ Action ReadAction(std::string_view text, std::string_view cell, Place place, boo
     const std::optional<int> microbatch = TakeNumber(&text);
     if (!microbatch || *microbatch >= kMaxMicrobatches) {
       FailAt(file, place,
-             Shown(cell) + ": " + std::string(type->name) +
+             Shown(cell) + ": " + std::string(action.name) +
                  " needs a micro-batch after it, in 0.." + std::to_string(kMaxMicrobatches - 1));
     }
     action.microbatch = *microbatch;

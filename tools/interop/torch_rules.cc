@@ -1,7 +1,5 @@
 // Rules of PyTorch's runtime about the plans it runs, and plans and costs adapted to it.
 
-#include <algorithm>
-
 #include "compiler/plan/error.h"
 #include "compiler/plan/layer_cost.h"
 #include "tools/interop/interop.h"
@@ -30,10 +28,7 @@ CostModel CostsOfForwards(CostModel costs, const std::string& place) {
 
 Plan WithoutMessages(Plan plan) {
   for (Program& program : plan.programs) {
-    program.erase(
-        std::remove_if(program.begin(), program.end(),
-                       [](const Instruction& i) { return WorkOf(i.op) != Work::kCompute; }),
-        program.end());
+    std::erase_if(program, [](const Instruction& i) { return WorkOf(i.op) != Work::kCompute; });
   }
   plan.level = Level::kCompute;
   plan.semantics = Semantics::kRank;

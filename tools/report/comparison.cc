@@ -1,7 +1,6 @@
 #include "tools/report/comparison.h"
 
 #include <algorithm>
-#include <functional>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -9,7 +8,6 @@
 #include "compiler/plan/layer_cost.h"
 #include "compiler/plan/memory_limit.h"
 #include "schedules/compile.h"
-#include "schedules/partition/stages.h"
 #include "schedules/published/rows.h"
 #include "schedules/search/portfolio.h"
 #include "tools/cli/exit.h"

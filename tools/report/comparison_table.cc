@@ -5,7 +5,6 @@
 #include "compiler/plan/memory_limit.h"
 #include "schedules/compile.h"
 #include "schedules/partition/stages.h"
-#include "schedules/search/portfolio.h"
 #include "tools/cli/exit.h"
 #include "tools/report/comparison.h"
 #include "tools/report/report.h"

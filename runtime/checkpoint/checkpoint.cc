@@ -18,7 +18,7 @@ static_assert(std::endian::native == std::endian::little, "shards are little-end
 
 constexpr size_t kPiece = size_t{1} << 20;
 
-/// What to do instead of a step that cannot be used.
+/// Remedy for a step that cannot be used.
 std::string OlderThan(const std::string& directory, int step) {
   std::string list;
   int newest = 0;

@@ -16,8 +16,8 @@
 
 namespace contraflow {
 
-/// What a checkpoint was made of. The first four must be those of a training that goes on from it;
-/// the others say which run made it.
+/// Origin of a checkpoint. The first four must be those of a training that goes on from it; the
+/// others say which run made it.
 struct CheckpointHead {
   int step = 0;       ///< the last that was done
   uint64_t seed = 0;  ///< of weights and data

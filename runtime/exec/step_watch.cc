@@ -44,7 +44,7 @@ GpuWatch::GpuWatch(std::vector<Watched> watched, Gpu& gpu, milliseconds interval
   for (const Watched& one : watched_) bytes += one.stamps->bytes();
   now_ = reinterpret_cast<uint64_t*>(gpu.AllocateHost(bytes));
   last_.resize(bytes / sizeof(uint64_t));
-  // What was downloaded last is what stamps were before the step, from the first one on.
+  // The last download holds the stamps as they were before the step, from the first one on.
   for (const Watched& one : watched_) {
     one.stamps->Clear(side_);
     one.stamps->Download(side_);
@@ -148,7 +148,7 @@ void StepWatch::Begin(int step, bool stamped) {
   GpuWatch::Begin(step, stamped);
 }
 
-/// Of several lanes that are at something: what is first in program order holds up the others.
+/// The first in program order of several lanes that are at something holds up the others.
 void StepWatch::Look() {
   if (!Changed(Clock::now())) return;
   const std::vector<IssuePlace> running = Running();

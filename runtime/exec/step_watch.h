@@ -36,7 +36,7 @@ class StepStamps {
   void Peek(gpu::Stream side, uint64_t* host) const;
   size_t bytes() const { return 2 * size_ * sizeof(uint64_t); }
 
-  /// Those downloaded, in nanoseconds of the GPU's clock.
+  /// Stamps downloaded, in nanoseconds of the GPU's clock.
   uint64_t begin(size_t index) const { return host_[2 * index]; }
   uint64_t end(size_t index) const { return host_[2 * index + 1]; }
   size_t size() const { return size_; }
@@ -71,7 +71,7 @@ class GpuWatch {
   virtual void End() {}
 
  protected:
-  /// What is passed must outlive it; all have stamps or none. `name` is of a stream.
+  /// All arguments must outlive it; all have stamps or none. `name` is of a stream.
   GpuWatch(std::vector<Watched> watched, Gpu& gpu, std::chrono::milliseconds interval,
            const std::string& name);
 

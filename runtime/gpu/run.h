@@ -55,18 +55,18 @@ class GpuDevices {
   virtual ~GpuDevices() = default;
 
   StepResult Step(int step);
-  /// As of Run.
+  /// Like Run's.
   bool BeginAhead(int step) { return issuer_->BeginAhead(step); }
   const std::vector<Device>& devices() const { return devices_; }
   GpuBackend& At(Device device) const;
   const SmBudget& budget() const { return budget_; }
-  /// As of Run.
+  /// Like Run's.
   StateCopies* NewCopies();
   /// Behind the last step; all processes.
   void Close();
 
  protected:
-  /// The plan has lanes. What is passed must outlive it. With `divide` the GPU is not divided yet.
+  /// The plan has lanes. All arguments must outlive it. With `divide` the GPU is not divided yet.
   GpuDevices(const Plan& plan, Gpu& gpu, const SmBudget& budget, bool divide,
              std::vector<Device> devices, const MakeGpuBackend& make);
   /// Makes what gives steps to the GPU, over links_.
@@ -91,10 +91,10 @@ class GpuDevices {
 /// linked by copies.
 class VirtualRanks : public GpuDevices {
  public:
-  /// The plan is sound (Verify) and has lanes. What is passed must outlive it. Throws Error with
-  /// the remedy if the GPU has not SMs enough, or a device cannot be made. With `beside`, the
-  /// budget of another run, the GPU is divided already: all devices share its first partition, and
-  /// compute on as many SMs as one there.
+  /// The plan is sound (Verify) and has lanes. All arguments must outlive it. Throws Error with the
+  /// remedy if the GPU has not SMs enough, or a device cannot be made. With `beside`, the budget of
+  /// another run, the GPU is divided already: all devices share its first partition, and compute on
+  /// as many SMs as one there.
   VirtualRanks(const Plan& plan, Gpu& gpu, const GpuRunOptions& options, const MakeGpuBackend& make,
                const SmBudget* beside = nullptr);
 };
@@ -107,7 +107,7 @@ using MakeGpuDevices =
 class GpuRun : public Run {
  public:
   /// All devices are on one GPU. The plan is sound (Verify) and of level buffer, compiled for a
-  /// GPU; the model fitted to its stages. What is passed must outlive the run. Throws Error with
+  /// GPU; the model fitted to its stages. All arguments must outlive the run. Throws Error with
   /// the remedy if the plan, the model or the GPU do not suit.
   GpuRun(const Plan& plan, const Model& model, const Dataset& dataset, uint64_t seed, Gpu& gpu,
          const GpuRunOptions& options = {});

@@ -10,7 +10,7 @@ namespace contraflow {
 
 namespace {
 
-/// Of every copy of a stage that the process has, stage by stage.
+/// Visits every copy of a stage that the process has, stage by stage.
 template <typename Visit>
 void EachCopy(const Plan& plan, const Run& run, const Visit& visit) {
   const std::vector<std::vector<int>> holders = HoldersOfStage(plan);
@@ -35,7 +35,7 @@ std::vector<StageCopy> CopiesOf(const Plan& plan, Run& run) {
 
 namespace {
 
-/// What is saved, on the host or, with `in_place`, where it is.
+/// The state that is saved, on the host or, with `in_place`, where it is.
 std::vector<StateBlock> Saved(const Plan& plan, Run& run, bool in_place) {
   std::vector<StateBlock> saved;
   EachCopy(plan, run, [&](int s, Device device, bool first) {
@@ -62,7 +62,7 @@ std::vector<StateBlock> WholeState(const Plan& plan, Run& run) {
   return all;
 }
 
-// Who asked for a stage once more would get it as the device has it.
+// A caller who asked for a stage once more would get it as the device has it.
 void PutState(const Plan& plan, Run& run) {
   EachCopy(plan, run, [&](int s, Device device, bool) { run.At(device).Put(s); });
 }

@@ -184,7 +184,7 @@ Socket Listen(const Address& at) {
   }
   bool every = at.host.empty();
   // Many systems give their own host name an address that only they can reach (Debian: 127.0.1.1).
-  // Who is told to listen at a name is meant to be reached by others.
+  // A process that is told to listen at a name is meant to be reached by others.
   const bool numeric = Ask(at.host, at.port, AI_NUMERICHOST).error == 0;
   if (!numeric && at.host != "localhost" &&
       std::all_of(resolved.endpoints.begin(), resolved.endpoints.end(),

@@ -20,14 +20,14 @@ NcclExchange ExchangeOf(const Plan& plan, const Model& model) {
   return {shape.local_experts, shape.width, shape.capacity, shape.expert_rows};
 }
 
-/// What a device of the job does while it computes.
+/// Work of a device of the job while it computes.
 SmUse UseWith(const Plan& plan, const GpuRunOptions& options) {
   SmUse use = UseOf(plan);
   if (options.one_sided) use.links = 0;
   return use;
 }
 
-/// As ShareBytes.
+/// Like ShareBytes.
 std::vector<std::string> Share(Control& control, const std::string& mine) {
   ByteWriter all;
   for (const std::string& one : control.Gather(mine)) all.PutText(one);
@@ -39,7 +39,7 @@ std::vector<std::string> Share(Control& control, const std::string& mine) {
   return shared;
 }
 
-/// What NCCL sends comes from memory that it can register; with puts as much on every device.
+/// Messages of NCCL come from memory that it can register; with puts as much on every device.
 AllocateMemory MemoryOf(const GpuProcess& process, const GpuRunOptions& options) {
   return [&process, &options](size_t bytes) {
     uint64_t most = bytes;

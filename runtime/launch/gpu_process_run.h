@@ -17,7 +17,7 @@
 
 namespace contraflow {
 
-/// What a process of a job needs to be one device of a plan on a GPU of its own, linked to the
+/// All that a process of a job needs to be one device of a plan on a GPU of its own, linked to the
 /// others by NCCL. What is named must outlive the run.
 struct GpuProcess {
   const RankOrder& order;  ///< as many processes as the job has
@@ -49,7 +49,7 @@ class GpuRank : public GpuDevices {
 /// Trains with a plan on GPUs, as one process of a job.
 class GpuProcessRun : public GpuRun {
  public:
-  /// As GpuRun and GpuRank.
+  /// Like GpuRun and GpuRank.
   GpuProcessRun(const Plan& plan, const Model& model, const Dataset& dataset, uint64_t seed,
                 const GpuProcess& process, const GpuRunOptions& options = {});
 };
@@ -57,12 +57,12 @@ class GpuProcessRun : public GpuRun {
 /// Trains custom stages with a plan on GPUs, as one process of a job.
 class GpuCustomProcessRun : public GpuCustomRun {
  public:
-  /// As GpuCustomRun and GpuRank.
+  /// Like GpuCustomRun and GpuRank.
   GpuCustomProcessRun(const CustomStages& stages, const GpuProcess& process,
                       const GpuRunOptions& options = {});
 };
 
-/// What all processes measured, by DeviceNumber, on one clock: each begins its step at 0. A message
+/// Times that all processes measured, by DeviceNumber, on one clock: each begins its step at 0. A message
 /// takes from when both of its ends were ready.
 void JoinSpans(const Plan& plan, std::vector<DeviceStep>* steps);
 

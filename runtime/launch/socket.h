@@ -48,7 +48,7 @@ class Socket {
   int fd_ = -1;
 };
 
-/// What wakes a thread that waits for descriptors: can be read from once it was rung, until it is
+/// A bell that wakes a thread which waits for descriptors: can be read from once it was rung, until it is
 /// hushed. That a bell rings is not certain where the system refuses calls: who waits for one looks
 /// up now and then. Throws Error where the system has no room for it.
 Socket NewBell();

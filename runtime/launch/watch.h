@@ -16,7 +16,7 @@
 
 namespace contraflow {
 
-/// What one process is doing.
+/// The place of one process in its program.
 struct Beat {
   uint64_t moves = 0;
   int32_t step = 0;
@@ -45,7 +45,7 @@ class Watch {
   /// `links` is started with it and ends before it.
   Watch(LinkSet& links, const Progress& progress, const Control::Options& options);
 
-  // By the thread of the links.
+  // Written by the thread of the links.
   /// Wakes it when it can be read, until OnTurn has read it.
   int fd() const { return catcher_ ? catcher_->fd() : -1; }
   /// Takes a message, whole. Throws Error if no process of a job sends it.
@@ -54,7 +54,7 @@ class Watch {
   /// the mutex meanwhile.
   Clock::time_point OnTurn(LinkSet::Lock& lock);
 
-  // By the main thread, which wakes the links afterwards.
+  // Written by the main thread, which wakes the links afterwards.
   /// Sends data over the connection to a process.
   void SendData(int process, std::string bytes);
   /// Data of a process that the main thread has not taken, the oldest first.

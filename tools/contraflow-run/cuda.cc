@@ -109,7 +109,7 @@ int TrainVirtually(const RunOptions& options) {
   }
 }
 
-/// What a run on a GPU needs, which outlives it.
+/// All that a run on a GPU needs, which outlives it.
 struct OwnedGpu {
   std::unique_ptr<Gpu> of;
   std::unique_ptr<Nccl> nccl;  // between processes
@@ -128,7 +128,7 @@ class GpuCustomTraining : OwnedGpu, public Run {
   }
 };
 
-/// Of this machine's GPUs the one that a process of a job gets.
+/// The GPU of this machine that a process of a job gets.
 MakeCustomTraining CustomOnGpu(const RunOptions& options, int device) {
   return [&options, device](const CustomStages& stages,
                             const HostProcess* process) -> std::unique_ptr<CustomTraining> {

@@ -56,7 +56,7 @@ std::string LineOf(int step, const StepResult& result) {
   return text;
 }
 
-/// What is said of one training on the way and at the end.
+/// Report of one training on the way and at the end.
 class CustomReport {
  public:
   CustomReport(const RunOptions& options, const Plan& plan)

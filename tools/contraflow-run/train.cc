@@ -154,7 +154,7 @@ class Member {
 Control::Options Member::ControlOptions() {
   Control::Options options;
   options.timeout = Milliseconds(options_.timeout);
-  // Who allows for long pauses allows a single process one too, in a debugger perhaps.
+  // A user who allows for long pauses allows a single process one too, in a debugger perhaps.
   options.silence = std::min(std::max(options.silence, options.timeout / 4), options.timeout);
   options.grace = options_.grace;
   options.name = [this](int process) { return NameOfProcess(process); };
@@ -199,7 +199,7 @@ void Member::Prepare(Job& job) {
   known_plan_ = &input_->plan;
 }
 
-/// Where every process has read its own rank's program only: the one that leads gets all of them,
+/// If every process has read its own rank's program only: the one that leads gets all of them,
 /// proves the plan for all, and can tell what the devices of a step did.
 void Member::GatherPrograms(Job& job) {
   Plan& plan = input_->plan;
@@ -329,7 +329,8 @@ void CatchSignals(std::chrono::milliseconds period) {
   }
   action.sa_handler = AskToStop;
   for (const int signal : {SIGINT, SIGTERM, SIGUSR1, SIGUSR2, SIGHUP, SIGXCPU}) {
-    // What a process was started to ignore (nohup, the background of a script) it goes on ignoring.
+    // Signals that a process was started to ignore (nohup, the background of a script) stay
+    // ignored.
     struct sigaction before = {};
     if (sigaction(signal, nullptr, &before) != 0 || before.sa_handler == SIG_IGN) continue;
     action.sa_flags = signal == SIGINT ? static_cast<int>(SA_RESETHAND) : 0;

@@ -82,7 +82,7 @@ TEST_SUITE("unit") {
       const Socket b = Await(listener);
       CheckJoined(a, b);
       CheckJoined(b, a);
-      // Of a listener for both families too: no ::ffff:127.0.0.1.
+      // An address of a listener for both families too: no ::ffff:127.0.0.1.
       const bool loopback = PeerAddress(b).host == "127.0.0.1" || PeerAddress(b).host == "::1";
       CHECK(loopback);
     }
@@ -129,7 +129,7 @@ TEST_SUITE("unit") {
           "cannot listen at 127.0.0.1:" + port + ": port " + port +
               " is taken (address already in use): by an older job that still runs, perhaps; end "
               "it, or set another MASTER_PORT");
-    CHECK(ListenFailure({"", LocalAddress(listener).port}).find(" is taken") != std::string::npos);
+    CHECK(Contains(ListenFailure({"", LocalAddress(listener).port}), " is taken"));
   }
 
   TEST_CASE("socket: a port whose last connection has just ended is free") {

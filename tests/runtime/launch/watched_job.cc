@@ -42,7 +42,7 @@ WatchedJob::WatchedJob(int size, const Control::Options& options,
     members_.back()->membership = std::move(membership);
   }
   for (int rank = 0; rank < size; ++rank) {
-    if (std::count(unwatched.begin(), unwatched.end(), rank) > 0) continue;
+    if (std::ranges::count(unwatched, rank) > 0) continue;
     Member& member = *members_[static_cast<size_t>(rank)];
     Control::Options own = options;
     own.catch_signals = false;

@@ -62,8 +62,8 @@ class GpuCustomProcessRun : public GpuCustomRun {
                       const GpuRunOptions& options = {});
 };
 
-/// Times that all processes measured, by DeviceNumber, on one clock: each begins its step at 0. A message
-/// takes from when both of its ends were ready.
+/// Times that all processes measured, by DeviceNumber, on one clock: each begins its step at 0. A
+/// message takes from when both of its ends were ready.
 void JoinSpans(const Plan& plan, std::vector<DeviceStep>* steps);
 
 }  // namespace contraflow

@@ -63,8 +63,8 @@ std::vector<DeviceStep> GatherSteps(const Plan& plan, const RankOrder& order, Co
 /// Walks a step of a device in this thread. An error names the device.
 void Walk(const Plan& plan, Device device, int step, Executor* executor);
 
-/// All that a process of a job needs to be one device of a plan on the host. What is named must outlive
-/// the run.
+/// All that a process of a job needs to be one device of a plan on the host. What is named must
+/// outlive the run.
 struct HostProcess {
   const RankOrder& order;  ///< as many processes as the job has
   Control& control;        ///< its OnStop is taken until the end of the run

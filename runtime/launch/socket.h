@@ -48,9 +48,9 @@ class Socket {
   int fd_ = -1;
 };
 
-/// A bell that wakes a thread which waits for descriptors: can be read from once it was rung, until it is
-/// hushed. That a bell rings is not certain where the system refuses calls: who waits for one looks
-/// up now and then. Throws Error where the system has no room for it.
+/// A bell that wakes a thread which waits for descriptors: can be read from once it was rung, until
+/// it is hushed. That a bell rings is not certain where the system refuses calls: who waits for one
+/// looks up now and then. Throws Error where the system has no room for it.
 Socket NewBell();
 void Ring(const Socket& bell);
 void Hush(const Socket& bell);

@@ -68,8 +68,8 @@ class Launch {
   const std::vector<Worker> workers_;
   const ThreadNetwork::Options options_;
   std::deque<Progress> progress_;  // by worker
-  // One for each worker. They outlive a step that fails: a worker may still copy the messages of another that
-  // has given up.
+  // One for each worker. They outlive a step that fails: a worker may still copy the messages of
+  // another that has given up.
   std::vector<std::unique_ptr<Executor>> executors_;
   std::mutex mutex_;  // guards all below
   std::condition_variable begin_, end_;

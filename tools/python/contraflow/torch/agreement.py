@@ -209,7 +209,7 @@ def agree(arguments, gather):
             if said[at][7][name] != value:
                 raise ValueError(f"process {at} has {name}={said[at][7][name]}, process {first} has "
                                  f"{name}={value}: give all processes the same")
-    _agree_on_experts(arguments, said, mine)
+    _agree_on_experts(said, linked)
     for at, (_, _, _, its_ranks, its_replicas, stages, shared, _, tied, *_) in enumerate(said):
         for places in tied.values():
             for other in {*its_ranks, *its_replicas}:
@@ -225,27 +225,30 @@ def agree(arguments, gather):
     return said[ranks[0]][2]
 
 
-def _agree_on_experts(arguments, said, mine):
+def _agree_on_experts(said, linked):
     """Processes that share experts must call their exchanges in one order, and have the same parameters."""
-    me = arguments.ranks[arguments.rank]
-    for at in (*arguments.ranks, *arguments.replicas):
-        if said[at][9].index(at) != arguments.experts.index(me):
-            raise ValueError(f"process {at} is at place {said[at][9].index(at)} of its expert_parallel, and process {me}"
-                             f", which holds the same experts or the same micro-batches, at {arguments.experts.index(me)}")
-    for at in arguments.experts:
-        its_ranks, its_experts, spread = said[at][3], said[at][9], said[at][10]
-        text = f"process {at}, which is in expert_parallel of process {me},"
-        if its_experts != arguments.experts:
-            raise ValueError(f"{text} has expert_parallel={its_experts}, and not {arguments.experts}: give each "
-                             "process the group that it is in")
-        if its_ranks.index(at) != arguments.rank or said[at][1] != mine:
-            raise ValueError(f"{text} is rank {its_ranks.index(at)} of its pipeline and process {me} rank "
-                             f"{arguments.rank}, or their plans differ: expert_parallel is for the same rank of "
-                             "pipelines with the same plan")
-        for stage, parameters in spread.items():
-            if parameters != said[me][10][stage]:
-                raise ValueError(f"{text} has other parameters or experts in stage {stage}: give all processes of the "
-                                 "group the same layers, with as many experts on each")
+    place = {at: said[at][9].index(at) for at in linked}
+    for at in sorted(linked):
+        _, plan, _, ranks, replicas, *_, experts, spread = said[at]
+        for other in (*ranks, *replicas):
+            if place[other] != place[at]:
+                raise ValueError(f"process {other} is at place {place[other]} of its expert_parallel, and process {at}"
+                                 f", of the same pipeline or another replica of it, at place {place[at]}: give both "
+                                 "the same experts")
+        for other in experts:
+            text = f"process {other}, which is in expert_parallel of process {at},"
+            its_ranks = said[other][3]
+            if said[other][9] != experts:
+                raise ValueError(f"{text} has expert_parallel={said[other][9]}, and not {experts}: give each process "
+                                 "the group that it is in")
+            if its_ranks.index(other) != ranks.index(at) or said[other][1] != plan:
+                raise ValueError(f"{text} is rank {its_ranks.index(other)} of its pipeline and process {at} rank "
+                                 f"{ranks.index(at)}, or their plans differ: expert_parallel is for the same rank of "
+                                 "pipelines with the same plan")
+            for stage, parameters in spread.items():
+                if said[other][10][stage] != parameters:
+                    raise ValueError(f"{text} has other parameters or experts in stage {stage}: give all processes of "
+                                     "the group the same layers, with as many experts on each")
 
 
 def _among(stages, shared):

@@ -17,13 +17,15 @@ _WRAPPED = ("_orig_mod.", "_checkpoint_wrapped_module.")
 
 
 class State:
-    """Of the modules of a rank, whose parameters `spread` are over the processes `experts`. `names(stage, name)` gives the name that a parameter or buffer of a stage has in
+    """Of the modules of a rank. Of its parameters `spread` each process of the group `experts` has a part, under
+    a name of its own: the last but one of the name's parts is part0of2. `names(stage, name)` gives the name that a parameter or buffer of a stage has in
     the whole model; None takes `stage.{stage}.{name}`, and the names of `split` as they are. `holders` are the
     ranks of each stage."""
 
     def __init__(self, links: Links, modules: Dict[int, torch.nn.Module], holders: List[List[int]],
                  names: Optional[Names], spread: AbstractSet[torch.Tensor], experts: Any) -> None:
         self._spread, self._experts = spread, experts
+        self._place, self._parts = (dist.get_rank(experts), dist.get_world_size(experts)) if spread else (0, 1)
         self._links, self._modules, self._holders, self._names = links, modules, holders, names
         self._of_model = all(getattr(module, "names_of_model", False) for module in modules.values())
 
@@ -35,13 +37,21 @@ class State:
             return self._names(stage, name)
         return name if self._of_model else f"stage.{stage}.{name}"
 
+    @property
+    def _part(self) -> str:
+        return f"part{self._place}of{self._parts}"
+
     def module(self) -> torch.nn.Module:
         """All parameters and buffers under these names, as they are now."""
         whole = torch.nn.Module()
         for stage, module in self._modules.items():
             for path, part in module.named_modules(remove_duplicate=False):
                 for name, tensor in (*part._parameters.items(), *part._buffers.items()):
-                    at, leaf = _place(whole, self.name(stage, f"{path}.{name}".lstrip(".")))
+                    of_model = self.name(stage, f"{path}.{name}".lstrip("."))
+                    if tensor in self._spread:
+                        parent, _, own = of_model.rpartition(".")
+                        of_model = f"{parent}.{self._part}.{own}".lstrip(".")
+                    at, leaf = _place(whole, of_model)
                     if getattr(at, leaf, tensor) is not tensor:
                         raise ValueError(f"{path}.{name} of stage {stage} has the name "
                                          f"{self.name(stage, name)!r}, and so has another tensor: let names= "
@@ -58,8 +68,11 @@ class State:
         same = self._same(whole)
         for name, tensor in own.items():
             found = next((n for n in (name, *same.get(name, ())) if n in state), None)
+            entire = name.replace(f"{self._part}.", "")
             if found is not None:
                 values[name] = _placed(state[found], tensor)
+            elif entire != name and entire in state:
+                values[name] = state[entire].chunk(self._parts)[self._place]
         missing = [name for name in own if name not in values]
         if missing and strict:
             raise ValueError(f"the state has no {missing[0]!r}, nor {len(missing) - 1} others that stages "

@@ -41,6 +41,44 @@ class PlanTest(unittest.TestCase):
             with self.assertRaisesRegex(cf.Error, text):
                 plan.layout(wrong)
 
+    def test_costs(self):
+        layers = [{"name": "block", "repeat": 8, "f": 2, "b": 2, "w": 2}, {"name": "head", "f": 1, "b": 1, "w": 1}]
+        for costs, options in (("moe-unit", {"level": "component"}), (cf.Costs(f=3, b=2, w=1, comm=0.5), {}),
+                               ({"unit": "ms", "layers": layers}, {}), (None, {})):
+            plan = cf.compile("zb-v", ranks=2, microbatches=4, costs=costs, **options)
+            self.assertEqual(json.loads(plan.costs.to_json()), {**json.loads(plan.costs.to_json()),
+                                                                **json.loads(plan.to_json())["costs"]})
+            self.assertEqual(plan.simulate(plan.costs), plan.simulate())
+            if not plan.partition:
+                self.assertEqual(plan.costs, cf.Costs(costs))
+            self.assertEqual(cf.Plan.from_json(plan.to_json()).costs, plan.costs)
+        document = json.loads(plan.to_json())
+        del document["costs"]
+        self.assertIsNone(cf.Plan.from_json(json.dumps(document)).costs)
+
+    def test_rank_of(self):
+        plan = cf.compile("dualpipe", ranks=4, microbatches=8)
+        self.assertEqual([plan.rank_of(stage) for stage in range(4)], [0, 1, 2, 3])
+        for rank, program in enumerate(plan.programs):
+            for i in program:
+                if i.op in ("F", "BW", "B", "W"):
+                    self.assertEqual(plan.rank_of(i.stage, i.microbatch), rank, str(i))
+            for stage in plan.stages_of(rank):
+                self.assertIn(rank, {plan.rank_of(stage, m) for m in range(plan.microbatches)})
+        component = cf.compile("zb-v", ranks=2, microbatches=4, costs="moe-unit", level="component")
+        self.assertEqual([component.rank_of(stage) for stage in range(4)], [0, 1, 1, 0])
+        self.assertEqual(component.rank_of(microbatch=3, stage=2), 1)
+        for wrong in ({"stage": 4}, {"stage": -1}, {"stage": 0, "microbatch": 8}, {"stage": 0, "microbatch": -1}):
+            name = list(wrong)[-1]
+            with self.assertRaisesRegex(cf.Error, f"^{name}: must be in 0..{7 if len(wrong) > 1 else 3}, is "):
+                plan.rank_of(**wrong)
+        document = json.loads(plan.to_json())
+        document["routes"][1]["microbatches"] = [5, 6, 7]
+        broken = cf.Plan.from_json(json.dumps(document))
+        self.assertEqual((broken.rank_of(0), broken.rank_of(0, 5)), (0, 3))
+        with self.assertRaisesRegex(cf.Error, "^microbatch: no route takes 4, so the plan is not sound"):
+            broken.rank_of(0, 4)
+
     def test_instruction_has_its_fields_and_no_others(self):
         plan = cf.compile("dualpipe", ranks=4, microbatches=8)
         pair = next(i for i in plan.programs[0] if i.op == "FB")

@@ -63,7 +63,8 @@ def train(rank, ranks, plans):
             assert all(map(torch.equal, again, expected)), plan
             for s, module in stages.items():
                 holders = [r for r in range(plan.ranks) if s in plan.stages_of(r)]
-                sums = [references[d].sum(s, weight_order(plan, holder, s))
+                sums = [references[d].sum(s, weight_order(plan, holder, s),
+                                         weight_order(plan, holder, s, "B"))
                         for d in range(REPLICAS) for holder in holders]
                 for p, *parts in zip(module.parameters(), *sums):
                     assert isinstance(p, DTensor), "gathered behind the step"

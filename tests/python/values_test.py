@@ -2,7 +2,9 @@
 
 import copy
 import json
+import os
 import pickle
+import tempfile
 import unittest
 
 import contraflow as cf
@@ -43,15 +45,50 @@ class ValuesTest(unittest.TestCase):
                 hash(thing)
 
     def test_an_object_without_a_value_refuses(self):
-        uses = (repr, str, pickle.dumps, copy.copy, lambda empty: empty == empty, lambda empty: empty.unit,
-                lambda empty: empty.ranks, lambda empty: empty.op, lambda empty: empty.message,
-                lambda empty: cf.compile("1f1b", ranks=2, microbatches=2, costs=empty))
-        for cls in (cf.Comparison, cf.Costs, cf.Finding, cf.Instruction, cf.Plan, cf.Route, cf.Simulation):
-            for number, use in enumerate(uses):
-                with self.subTest(cls.__name__, use=number), self.assertRaises((TypeError, AttributeError, RuntimeError)):
-                    use(cls.__new__(cls))
-            with self.assertRaisesRegex(TypeError, "__new__ made it"):
-                repr(cls.__new__(cls))
+        size = dict(ranks=2, microbatches=2)
+        plan = cf.compile("1f1b", **size)
+        # Each class, a word of where its objects come from, and functions that take one.
+        classes = (
+            (cf.Comparison, "compare", ()),
+            (cf.Costs, "Costs", (lambda empty: cf.compile("1f1b", **size, costs=empty), plan.simulate,
+                                 cf.Costs, lambda empty: cf.compare(**size, costs=empty))),
+            (cf.Finding, "Unsound", ()),
+            (cf.Instruction, "Instruction", ()),
+            (cf.Plan, "compile", (lambda empty: cf.diff(plan, empty), lambda empty: cf.diff(empty, plan),
+                                  lambda empty: cf.Costs.from_profile("t.json", plan=empty))),
+            (cf.Route, "routes", ()),
+            (cf.Simulation, "simulate", ()),
+        )
+        for cls, source, takers in classes:
+            members = [name for name in vars(cls) if not name.startswith("_") or name in (
+                "__repr__", "__str__", "__copy__", "__getstate__", "_repr_html_")]
+            uses = [(name, lambda empty, name=name: self.used(empty, name)) for name in members
+                    if not isinstance(vars(cls)[name], staticmethod)]
+            uses += [("==", lambda empty: empty == empty), ("copy", copy.copy), ("deepcopy", copy.deepcopy),
+                     *(("taken", taker) for taker in takers)]
+            if cls.__hash__:
+                uses.append(("hash", hash))
+            if cls is not cf.Comparison:
+                uses.append(("pickle", pickle.dumps))
+            self.assertGreater(len(uses), 6)
+            derived = type("Derived", (cls,), {})
+            for made_of in (cls, derived):
+                for name, use in uses:
+                    with self.subTest(made_of.__name__, use=name):
+                        with self.assertRaises(TypeError) as caught:
+                            use(made_of.__new__(made_of))
+                        self.assertRegex(str(caught.exception), f"{cls.__name__} has no value.*{source}")
+            unmade = type("Unmade", (cls,), {"__init__": lambda self: None})
+            with self.assertRaisesRegex(TypeError, r"__init__\(\) must be called"):
+                unmade()
+
+    def used(self, empty, name):
+        """Reads a member and, where it is a method, calls it with what it may need."""
+        member = getattr(empty, name)
+        if callable(member):
+            with tempfile.TemporaryDirectory() as folder:
+                path = os.path.join(folder, "file.csv")
+                member(*{"save": [path], "to_torchtitan": [path], "stages_of": [0], "rank_of": [0]}.get(name, []))
 
     def test_other_values_differ(self):
         plan = plan_of()

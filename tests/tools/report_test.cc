@@ -231,6 +231,14 @@ TEST_SUITE("unit") {
     CHECK_FALSE(own.Of("").formula);
   }
 
+  TEST_CASE("a table of HTML has a cell for each of its texts, and none of these is markup") {
+    const Table table = {.columns = {"a<b", ">n"}, .rows = {{"\"x\" & <y>", "1"}, {"..."}}};
+    CHECK(FormatHtml(table) ==
+          "<table><tr><th>a&lt;b</th><th style=\"text-align: right\">n</th></tr>\n"
+          "<tr><td>&quot;x&quot; &amp; &lt;y&gt;</td><td style=\"text-align: right\">1</td></tr>\n"
+          "<tr><td>...</td></tr>\n</table>");
+  }
+
   TEST_CASE("PyTorch's CSV has no components and the error says what to do") {
     CHECK(Failure([] { WriteTorchCsv(Make("1f1b", DeepSeek(), Level::kComponent)); }) ==
           "the plan has components, for which PyTorch's CSV has no names; compile it with `level` "

@@ -65,7 +65,7 @@ int RunSimulate(const SimulateOptions& options) {
   }
   std::string text = DescribePlan(plan) + "\n" + DescribeSearch(plan) +
                      DescribeCostsUsed(costs, options.costs.given() || plan.costs) + "\n\n" +
-                     RankTable(report, costs.memory.has_value()) + "\n" +
+                     FormatTable(RankTable(report, costs.memory.has_value())) + "\n" +
                      SummaryTable(plan, report);
   if (const std::string memory = MemoryTable(report); !memory.empty()) text += "\n" + memory;
   if (report.formula) text += "\n" + std::string(kFormulaLegend);

@@ -58,6 +58,45 @@ class PlanObject {
   mutable std::optional<Report> report_;
 };
 
+/// Text of the TypeError for an object of the class of T without a value, as __new__ makes it.
+template <typename T>
+inline std::string no_value;
+
+/// Stands for the memory that pybind11 would give to such an object.
+template <typename T>
+void* RefuseEmpty(size_t) {
+  throw py::type_error(no_value<T>);
+}
+
+/// A class of the module; `source` says where its objects come from: "compare() makes one".
+template <typename T, typename... Holder>
+py::class_<T, Holder...> NewClass(py::module_& module, const char* name, const char* source,
+                                  const char* doc) {
+  py::class_<T, Holder...> made(module, name, doc);
+  no_value<T> = std::string("this ") + name + " has no value, __new__ made it; " + source;
+  py::detail::get_type_info(typeid(T))->operator_new = &RefuseEmpty<T>;
+  return made;
+}
+
+}  // namespace contraflow::python
+
+/// A Plan as shared_ptr, but for one without a value, which pybind11 would not name.
+template <>
+class pybind11::detail::type_caster<std::shared_ptr<contraflow::python::PlanObject>>
+    : public copyable_holder_caster<contraflow::python::PlanObject,
+                                    std::shared_ptr<contraflow::python::PlanObject>> {
+ public:
+  bool load(handle source, bool convert) {
+    try {
+      return copyable_holder_caster::load(source, convert);
+    } catch (const cast_error&) {
+      throw type_error(contraflow::python::no_value<contraflow::python::PlanObject>);
+    }
+  }
+};
+
+namespace contraflow::python {
+
 /// Runs `work` on a thread of its own, without the GIL. Ctrl-C sets `stop` and is raised once
 /// `work` has ended, or half a second later: what does not look at `stop` goes on alone, and must
 /// own all that it uses. With the GIL.
@@ -84,6 +123,16 @@ CostsOption CostsOptionOf(const char* function, const py::object& costs, py::kwa
 
 /// A path or several, of the argument of that name. With the GIL.
 std::vector<std::string> PathsOf(const char* name, const py::object& paths);
+
+/// Options of the command line, as AddCompileOptions adds them.
+using AddOptions = std::function<void(CLI::App*)>;
+
+/// A line for each keyword of a function that takes these options, as --help has it.
+std::string KeywordLines(const AddOptions& add);
+
+/// The text of help() for a function that CostsOptionOf reads the keywords of: these have a line
+/// each.
+std::string WithCostsKeywords(const std::string& text);
 
 /// Takes "costs" out of keyword arguments and puts it where AddCostsOptions would: a file or a
 /// profile by name, a Costs, or a dict as in cost files. With the GIL.

@@ -2,6 +2,8 @@
 
 #include <pybind11/stl.h>
 
+#include <algorithm>
+#include <array>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <utility>
@@ -72,40 +74,64 @@ std::shared_ptr<PlanObject> Best(const ComparisonObject& self) {
   return row == nullptr ? nullptr : self.plans[static_cast<size_t>(row - self.point.rows.data())];
 }
 
+std::string CsvOf(const ComparisonObject& self) {
+  return ComparisonCsvHeader() + ComparisonCsv(self.point.request, self.point.rows);
+}
+
 /// Whether they are of the same rows and plans.
 bool Same(const ComparisonObject& a, const ComparisonObject& b) {
   return Rows(a).equal(Rows(b)) && Plans(a).equal(Plans(b));
 }
 
+/// A copy of what never changes.
+py::object Itself(const py::object& self) {
+  self.cast<const ComparisonObject&>();  // throws where it has no value
+  return self;
+}
+
+/// The lines of to_csv as columns.
+py::dict Columns(const ComparisonObject& self) {
+  constexpr std::array kTexts = {"memory_limit", "schedule", "placement", "unit", "rejected"};
+  constexpr std::array kFlags = {"advised", "fits"};
+  const auto has = [](const auto& names, const std::string& name) {
+    return std::ranges::find(names, name) != names.end();
+  };
+  const std::string text = CsvOf(self);
+  const py::list lines(
+      py::module_::import("csv").attr("reader")(py::module_::import("io").attr("StringIO")(text)));
+  const py::object number = py::module_::import("json").attr("loads");
+  py::dict columns;
+  for (size_t at = 0; at < py::len(lines[0]); ++at) {
+    const auto name = lines[0][py::int_(at)].cast<std::string>();
+    py::list column;
+    for (size_t row = 1; row < lines.size(); ++row) {
+      const py::object cell = lines[row][py::int_(at)];
+      if (py::len(cell) == 0) {
+        column.append(py::none());
+      } else if (has(kTexts, name)) {
+        column.append(cell);
+      } else {
+        const py::object value = number(cell);
+        column.append(has(kFlags, name) ? py::bool_(value) : value);
+      }
+    }
+    columns[name.c_str()] = column;
+  }
+  return columns;
+}
+
 /// For notebooks.
 std::string TableHtml(const ComparisonObject& self) {
-  const py::object escape = py::module_::import("html").attr("escape");
-  const auto cell = [&](const std::string& text, const char* tag, bool right) {
-    return std::string("<") + tag + (right ? " style=\"text-align: right\"" : "") + ">" +
-           escape(text).cast<std::string>() + "</" + tag + ">";
-  };
-  const Table table = ComparisonTable(self.point.request, self.point.rows);
-  std::string html = "<table><tr>";
-  for (const std::string& heading : table.columns) {
-    const bool right = heading.starts_with(">");
-    html += cell(heading.substr(right ? 1 : 0), "th", right);
-  }
-  for (const std::vector<std::string>& row : table.rows) {
-    html += "</tr>\n<tr>";
-    for (size_t i = 0; i < row.size(); ++i) {
-      html += cell(row[i], "td", table.columns[i].starts_with(">"));
-    }
-  }
-  const std::string advice = WithKeywords(Advise(self.point.rows).text);
-  return html + "</tr></table>\n<p>" + escape(advice).cast<std::string>() + "</p>";
+  return FormatHtml(ComparisonTable(self.point.request, self.point.rows)) + "\n<p>" +
+         EscapeMarkup(WithKeywords(Advise(self.point.rows).text)) + "</p>";
 }
 
 }  // namespace
 
 void BindCompare(py::module_& module) {
-  using Self = std::shared_ptr<ComparisonObject>;
-  py::class_<ComparisonObject, Self>(
-      module, "Comparison", "All schedules side by side for one model, one memory, one size.")
+  NewClass<ComparisonObject, std::shared_ptr<ComparisonObject>>(
+      module, "Comparison", "compare() makes one",
+      "All schedules side by side for one model, one memory, one size.")
       .def_property_readonly("rows", &Rows,
                              "A dict for each schedule, as `contraflow compare --json` has it.")
       .def_property_readonly("plans", &Plans, "The plans of those that are not rejected, by name.")
@@ -114,14 +140,14 @@ void BindCompare(py::module_& module) {
           "advice",
           [](const ComparisonObject& self) { return WithKeywords(Advise(self.point.rows).text); },
           "Which schedule to take, and why.")
-      .def("to_csv",
-           [](const ComparisonObject& self) {
-             return ComparisonCsvHeader() + ComparisonCsv(self.point.request, self.point.rows);
-           })
+      .def("to_csv", &CsvOf, "The same figures as text, a line for each schedule.")
+      .def_property_readonly("columns", &Columns,
+                             "A list for each column of to_csv, for pandas.DataFrame(columns); "
+                             "None is none.")
       .def("__eq__", &Same)
       .def("__eq__", [](const ComparisonObject&, const py::object&) { return false; })
-      .def("__copy__", [](const Self& self) { return self; })
-      .def("__deepcopy__", [](const Self& self, const py::dict&) { return self; })
+      .def("__copy__", &Itself)
+      .def("__deepcopy__", [](const py::object& self, const py::dict&) { return Itself(self); })
       .def("__reduce_ex__",
            [](const ComparisonObject&, int) -> py::object {
              throw py::type_error("a Comparison cannot be pickled; its rows and plans can");
@@ -137,7 +163,11 @@ void BindCompare(py::module_& module) {
                     " schedules: " + WithKeywords(Advise(self.point.rows).text) + ">";
            })
       .attr("__hash__") = py::none();
-  module.def("compare", &Compared);
+  py::options options;
+  options.disable_function_signatures();
+  CompareFlags flags;
+  const std::string lines = KeywordLines([&](CLI::App* app) { AddCompareOptions(app, &flags); });
+  module.def("compare", &Compared, lines.c_str());
 }
 
 }  // namespace contraflow::python

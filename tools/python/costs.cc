@@ -52,10 +52,12 @@ CostModel FromProfiles(const py::object& paths, const std::optional<std::string>
 
 void BindCosts(py::module_& module) {
   const auto release = py::call_guard<py::gil_scoped_release>();
-  py::class_<CostModel>(module, "Costs", "What stages or layers take in time and memory.")
+  NewClass<CostModel>(module, "Costs", "Costs() makes one",
+                      "What stages or layers take in time and memory.")
       .def(py::init(&MakeCosts), py::arg("source") = py::none(),
-           "From a cost file, the name of a profile that ships, a dict as in cost files, or other "
-           "costs; f, b, w, bw, fb, comm, host_link, overlap and split are put over them.")
+           WithCostsKeywords("From a cost file, the name of a profile that ships, a dict as in "
+                             "cost files, or other costs. The keywords are put over them.")
+               .c_str())
       .def_static(
           "from_json", [](const std::string& text) { return ReadCosts(text, "costs"); },
           py::arg("text"), release, "Reads the text of a cost file.")

@@ -28,7 +28,8 @@ py::object NewError(py::module_& module, const char* name, const char* doc, PyOb
 }  // namespace
 
 void BindErrors(py::module_& module) {
-  py::class_<Finding>(module, "Finding", "One violation that verify found.")
+  NewClass<Finding>(module, "Finding", "`findings` of an Unsound are some",
+                    "One violation that verify found.")
       .def_readonly("check", &Finding::check, "Name of the check, such as \"deadlock\".")
       .def_property_readonly(
           "rank",

@@ -131,8 +131,10 @@ void BindInterop(PlanClass* plan) {
   plan->def_static(
       "from_torch_csv", &FromTorchCsv, py::arg("path"), py::arg("level") = "comm",
       py::arg("costs") = py::none(), py::arg("remake_comm") = false,
-      "Reads a schedule written for PyTorch's pipelining, with its own messages if it "
-      "has any, which verify() proves and remake_comm drops; costs as Costs(...) takes them.");
+      WithCostsKeywords("Reads a schedule written for PyTorch's pipelining, with its own messages "
+                        "if it has any, which verify() proves and remake_comm drops; costs as "
+                        "Costs(...) takes them.")
+          .c_str());
   plan->def("to_torch_csv", &ToTorchCsv, py::arg("path") = py::none(), py::arg("form") = "compute",
             py::arg("torch") = py::none(),
             "The plan for PyTorch's pipelining: its compute order or, as form \"compute_comms\", "

@@ -1,13 +1,17 @@
 #include <pybind11/stl/filesystem.h>
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <array>
 #include <cmath>
 #include <string>
+#include <string_view>
+#include <utility>
 
 #include "compiler/plan/error.h"
 #include "tools/cli/exit.h"
 #include "tools/cli/options.h"
+#include "tools/cli/terminal.h"
 #include "tools/python/bindings.h"
 
 namespace contraflow::python {
@@ -106,6 +110,59 @@ std::vector<std::string> WordsOf(const py::dict& keywords) {
     words.push_back(word + "=" + text);
   }
   return words;
+}
+
+namespace {
+
+/// Passages of --help about the command line alone, each with what Python has in their place.
+constexpr std::pair<std::string_view, std::string_view> kForeign[] = {
+    {"; a list such as 16,32,64 makes a sweep", ""},
+    {"; a list such as 1x,1.5x makes a sweep", ""},
+    {" (default: makespan if no COLUMN is given)", ""},
+    {"contraflow compile --help", "compile"},
+    {"the flags below", "those below"},
+    {"cost file (tools/README.md)", "a Costs, a dict as in cost files, a cost file"}};
+
+/// The text of an option in --help with keywords in place of flags, on one line.
+std::string HelpOf(const CLI::Option& option) {
+  std::string text = option.get_description();
+  std::ranges::replace(text, '\n', ' ');
+  for (const auto& [passage, in_place] : kForeign) {
+    const size_t at = text.find(passage);
+    if (at != std::string::npos) text.replace(at, passage.size(), in_place);
+  }
+  for (size_t at = 0; (at = text.find("--", at)) != std::string::npos;) {
+    const size_t end = text.find_first_not_of("abcdefghijklmnopqrstuvwxyz-", at);
+    std::string field = FieldOf(text.substr(at, end - at));
+    text.replace(at, end - at, WithKeywords(field));
+  }
+  return text;
+}
+
+}  // namespace
+
+std::string KeywordLines(const AddOptions& add) {
+  constexpr size_t kNames = 19;
+  constexpr int kWidth = 92;
+  CLI::App app;
+  app.set_help_flag();
+  add(&app);
+  std::string lines;
+  for (const CLI::Option* option : app.get_options()) {
+    std::string line = "  " + WithKeywords(FieldOf(option->get_name()));
+    if (line == "  for") line += '_';
+    line.resize(kNames, ' ');
+    lines += Wrapped(line + HelpOf(*option), kWidth) + "\n";
+  }
+  return lines;
+}
+
+std::string WithCostsKeywords(const std::string& text) {
+  constexpr int kWidth = 92;
+  CostsOption option;
+  const std::string lines = KeywordLines([&](CLI::App* app) { AddCostsOptions(app, &option, ""); });
+  // The first is `costs`, which the text is about.
+  return Wrapped(text, kWidth) + "\n\n" + lines.substr(lines.find("\n  f ") + 1);
 }
 
 namespace {

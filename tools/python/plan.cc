@@ -108,9 +108,9 @@ auto Optional(Field Instruction::*field) {
 }
 
 void BindInstruction(py::module_& module) {
-  py::class_<Instruction>(module, "Instruction",
-                          "One instruction of one rank. str() gives it as in plan files; what the "
-                          "operation does not have is None.")
+  NewClass<Instruction>(module, "Instruction", "Instruction() makes one",
+                        "One instruction of one rank. str() gives it as in plan files; what the "
+                        "operation does not have is None.")
       .def(py::init(&ParseInstruction), py::arg("text"),
            "From the text in plan files, such as \"SEND_F s3 m7 to=4\".")
       .def_property_readonly(
@@ -154,11 +154,29 @@ void BindInstruction(py::module_& module) {
                       [](const std::string& text) { return ParseInstruction(text); }));
 }
 
-py::tuple StagesOf(const PlanObject& self, int rank) {
-  if (rank < 0 || rank >= self.plan.ranks) {
-    throw Error("rank: must be in 0.." + std::to_string(self.plan.ranks - 1) + ", is " +
-                std::to_string(rank));
+/// Throws Error unless the argument of that name counts below `end`.
+void CheckIndex(const char* name, int value, int end) {
+  if (value >= 0 && value < end) return;
+  throw Error(std::string(name) + ": must be in 0.." + std::to_string(end - 1) + ", is " +
+              std::to_string(value));
+}
+
+int RankOf(const PlanObject& self, int stage, std::optional<int> microbatch) {
+  const Plan& plan = self.plan;
+  CheckIndex("stage", stage, plan.stages);
+  if (microbatch) CheckIndex("microbatch", *microbatch, plan.microbatches);
+  const auto taken = std::ranges::find_if(plan.routes, [&](const Route& route) {
+    return !microbatch || std::ranges::binary_search(route.microbatches, *microbatch);
+  });
+  if (taken == plan.routes.end()) {
+    throw Error("microbatch: no route takes " + std::to_string(*microbatch) +
+                ", so the plan is not sound; see verify()");
   }
+  return taken->ranks[static_cast<size_t>(stage)];
+}
+
+py::tuple StagesOf(const PlanObject& self, int rank) {
+  CheckIndex("rank", rank, self.plan.ranks);
   std::vector<int> stages;
   for (const Route& route : self.plan.routes) {
     for (size_t stage = 0; stage < route.ranks.size(); ++stage) {
@@ -174,8 +192,8 @@ py::tuple StagesOf(const PlanObject& self, int rank) {
 
 PlanClass BindPlan(py::module_& module) {
   BindInstruction(module);
-  py::class_<Route>(module, "Route",
-                    "Where the stages live for the micro-batches that take this route.")
+  NewClass<Route>(module, "Route", "`routes` of a Plan are some",
+                  "Where the stages live for the micro-batches that take this route.")
       .def_property_readonly(
           "ranks", [](const Route& r) { return py::tuple(py::cast(r.ranks)); },
           "ranks[s] owns stage s.")
@@ -200,9 +218,9 @@ PlanClass BindPlan(py::module_& module) {
       });
 
   const auto release = py::call_guard<py::gil_scoped_release>();
-  PlanClass plan(module, "Plan",
-                 "A compiled schedule: the program of every rank. It never changes; "
-                 "times are in `unit`.");
+  PlanClass plan = NewClass<PlanObject, std::shared_ptr<PlanObject>>(
+      module, "Plan", "compile() or Plan.load() makes one",
+      "A compiled schedule: the program of every rank. It never changes; times are in `unit`.");
   plan.def_static(
           "load",
           [](const Path& path) {
@@ -282,11 +300,18 @@ PlanClass BindPlan(py::module_& module) {
       "Layers of each stage, embedding and head counted as well; empty where the costs have no "
       "layers.");
   field(
+      "costs", [](const Plan& p) { return p.costs; },
+      "The costs that it was compiled with. Where these have layers, they are those of its stages. "
+      "None: it has no costs.");
+  field(
       "routes", [](const Plan& p) { return p.routes; },
       "Every micro-batch takes exactly one; DualPipe has two.");
   plan.def_property_readonly("programs", &PlanObject::Programs,
                              "A tuple for each rank with its instructions in issue order.")
       .def("stages_of", &StagesOf, py::arg("rank"), "Stages that live on a rank, ascending.")
+      .def("rank_of", &RankOf, py::arg("stage"), py::arg("microbatch") = py::none(),
+           "The rank that a stage lives on for a micro-batch. Without one that of the first of "
+           "`routes`; on another the stage lives elsewhere.")
       .def("layout", &LayoutOf, py::arg("layers") = py::none(),
            "Of each stage its layers, a letter each: E embedding, t transformer layer, m layer of "
            "multi-token prediction, L head. Where the costs do not know them, `layers` says how "

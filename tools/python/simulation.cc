@@ -159,6 +159,26 @@ py::list CriticalPathOf(const SimulationObject& self) {
   return path;
 }
 
+Table Ranks(const SimulationObject& self) {
+  return RankTable(self.report, self.report.peak_bytes() > 0);
+}
+
+/// For notebooks; of many ranks the first and the last.
+std::string TableHtml(const SimulationObject& self) {
+  constexpr ptrdiff_t kMostRows = 64;
+  Table ranks = Ranks(self);
+  if (std::ssize(ranks.rows) > kMostRows) {
+    const auto from = ranks.rows.begin() + kMostRows / 2;
+    *ranks.rows.erase(from, ranks.rows.end() - kMostRows / 2 - 1) = {"..."};
+  }
+  const Unit unit = self.report.unit;
+  const std::string line = DescribePlan(self.plan->plan) + ": makespan " +
+                           FormatWithUnit(self.run().makespan, unit) + ", bubble ratio " +
+                           FormatPercent(self.run().bubble_ratio()) + ", lower bound " +
+                           FormatWithUnit(self.report.bound.value, unit);
+  return "<p>" + EscapeMarkup(line) + "</p>\n" + FormatHtml(ranks);
+}
+
 py::object Document(const SimulationObject& self) {
   return py::module_::import("json").attr("loads")(
       FormatJson("simulate", ReportToJson(self.report)));
@@ -169,8 +189,8 @@ py::object Document(const SimulationObject& self) {
 void BindSimulation(py::module_& module, PlanClass* plan) {
   CheckArrays();
   const auto release = py::call_guard<py::gil_scoped_release>();
-  py::class_<SimulationObject> simulation(module, "Simulation",
-                                          "A plan's predicted run; times are in `unit`.");
+  auto simulation = NewClass<SimulationObject>(module, "Simulation", "simulate() makes one",
+                                               "A plan's predicted run; times are in `unit`.");
   const auto figure = [&simulation](const char* name, auto of, const char* doc) {
     simulation.def_property_readonly(
         name, [of](const SimulationObject& self) { return of(self.report); }, doc);
@@ -230,10 +250,10 @@ void BindSimulation(py::module_& module, PlanClass* plan) {
               return Run(of, costs);
             });
           }))
+      .def("_repr_html_", &TableHtml)
       .def("__str__",
            [](const SimulationObject& self) {
-             return RankTable(self.report, self.report.peak_bytes() > 0) + "\n" +
-                    SummaryTable(self.plan->plan, self.report);
+             return FormatTable(Ranks(self)) + "\n" + SummaryTable(self.plan->plan, self.report);
            })
       .def("__repr__", [](const SimulationObject& self) {
         return "<Simulation of " + DescribePlan(self.plan->plan) + ": makespan " +
@@ -241,11 +261,15 @@ void BindSimulation(py::module_& module, PlanClass* plan) {
       });
   simulation.attr("__hash__") = py::none();
   plan->def("explain", &Explained, py::arg("costs") = py::none(), py::arg("rank") = py::none(),
-            "Why ranks are idle and which costs the makespan follows, as `contraflow explain "
-            "--json` has it; of a rank with each of its idle times.");
+            WithCostsKeywords("Why ranks are idle and which costs the makespan follows, as "
+                              "`contraflow explain --json` has it; of a rank with each of its idle "
+                              "times. Costs as Costs(...) takes them.")
+                .c_str());
   plan->def(
       "simulate", &Simulated, py::arg("costs") = py::none(),
-      "Predicts the run in the plan's own costs or in those given, as Costs(...) takes them.");
+      WithCostsKeywords(
+          "Predicts the run in the plan's own costs or in those given, as Costs(...) takes them.")
+          .c_str());
 }
 
 }  // namespace contraflow::python

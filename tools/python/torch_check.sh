@@ -63,6 +63,9 @@ part() { # NAME COMMAND...
 for program in torch_orders torch_exports; do
   part $program "$python" "tests/python/$program.py" "$tool"
 done
+for test in simulation values; do # with the NumPy of that environment
+  part $test "$python" "tests/python/${test}_test.py"
+done
 part torch_sharded "$python" tests/python/torch_sharded.py
 part torch_hf "$python" tests/python/torch_hf.py
 part torch_gpu "$python" tests/python/torch_gpu.py "$tool" --backend gloo --megabytes 1

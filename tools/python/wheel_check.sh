@@ -1,7 +1,8 @@
 #!/bin/sh
 # Builds the wheel as `pip install .` does, from a clean copy of what git tracks, then installs it into a
-# fresh environment where no compiler is on the PATH, and runs the package's README, its arrays under a new
-# NumPy and the tool there; and the arrays of the build tree's package, if there is one for that Python.
+# fresh environment where no compiler is on the PATH, and runs the package's README, tests of its arrays,
+# values and types and the tool there, under a new NumPy; and the same tests of the build tree's package, if
+# there is one for that Python.
 #
 #   tools/python/wheel_check.sh [PYTHON]     (default: /usr/bin/python3); leaves all in build/wheel-check
 set -eu
@@ -21,16 +22,20 @@ began=$(date +%s)
 echo "wheel built in $(($(date +%s) - began)) s"
 
 "$python" -m venv "$out/use"
-"$out/build/bin/pip" download -q --dest "$out" numpy # a wheel of its own
+"$out/build/bin/pip" download -q --dest "$out" numpy pandas mypy # wheels of their own
 cd / # where no source is found by chance
 run() { env -i PATH="$out/use/bin" HOME="$out" "$@"; }
-run pip install -q --no-index --find-links "$out" contraflow
+run pip install -q --no-index --find-links "$out" contraflow pandas mypy
 run python "$out/source/tests/python/readme_test.py"
-arrays="$out/source/tests/python/simulation_test.py"
-run CONTRAFLOW="$out/use/bin/contraflow" python "$arrays"
+check() { # [NAME=VALUE]
+  for name in simulation values stubs help; do
+    run "$@" CONTRAFLOW="$out/use/bin/contraflow" python "$out/source/tests/python/${name}_test.py"
+  done
+}
+check
 built=$root/build/release/tools/python
 if [ -e "$built/contraflow/_core$(run python -c 'import sysconfig; print(sysconfig.get_config_var("EXT_SUFFIX"))')" ]; then
-  run PYTHONPATH="$built" CONTRAFLOW="$out/use/bin/contraflow" python "$arrays"
+  check PYTHONPATH="$built"
 fi
 run contraflow compare --ranks 8 --microbatches 20 --costs deepseek-v3-h800 --no-auto >/dev/null
 run python -c 'import contraflow as cf; cf.Costs("moe-unit")'

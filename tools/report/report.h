@@ -9,6 +9,7 @@
 #include "compiler/plan/plan.h"
 #include "compiler/plan/text.h"
 #include "schedules/report.h"
+#include "tools/report/text.h"
 
 namespace contraflow {
 
@@ -57,7 +58,7 @@ std::string DescribeSearch(const Plan& plan);
 std::string DescribeCostsUsed(const CostModel& costs, bool chosen);
 
 /// Busy time, bubble and peak memory of each rank; with components its all-to-all, too.
-std::string RankTable(const Report& report, bool bytes);
+Table RankTable(const Report& report, bool bytes);
 
 /// Bytes of each rank by kind, or "" where no more is known than RankTable says.
 std::string MemoryTable(const Report& report);

@@ -112,7 +112,7 @@ std::string DescribeCostsUsed(const CostModel& costs, bool chosen) {
          (chosen ? "" : ", unit costs because none are given (--costs)");
 }
 
-std::string RankTable(const Report& report, bool bytes) {
+Table RankTable(const Report& report, bool bytes) {
   const TimeScale scale(report.simulation.makespan, report.unit);
   const auto time = [&](Time ticks) { return scale.Of(ticks); };
   Table table;
@@ -132,7 +132,7 @@ std::string RankTable(const Report& report, bool bytes) {
     if (bytes) row.push_back(FormatCount(rank.peak_bytes));
     table.rows.push_back(std::move(row));
   }
-  return FormatTable(table);
+  return table;
 }
 
 std::string MemoryTable(const Report& report) {

@@ -63,6 +63,22 @@ std::string FormatTable(const Table& table, std::optional<int> width) {
   return out;
 }
 
+std::string FormatHtml(const Table& table) {
+  std::string html = "<table>";
+  const auto add = [&](const Row& row, const std::string& tag) {
+    html += "<tr>";
+    for (size_t i = 0; i < row.size(); ++i) {
+      const bool right = table.columns[i].starts_with(">");
+      html += "<" + tag + (right ? " style=\"text-align: right\"" : "") + ">" +
+              EscapeMarkup(row[i].substr(tag == "th" && right ? 1 : 0)) + "</" + tag + ">";
+    }
+    html += "</tr>\n";
+  };
+  add(table.columns, "th");
+  for (const Row& row : table.rows) add(row, "td");
+  return html + "</table>";
+}
+
 std::string EscapeMarkup(std::string_view text) {
   std::string out;
   for (const char c : PlainText(text)) {

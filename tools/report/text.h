@@ -23,6 +23,9 @@ struct Table {
 /// first.
 std::string FormatTable(const Table& table, std::optional<int> width = OutputWidth());
 
+/// The same as a table of HTML.
+std::string FormatHtml(const Table& table);
+
 /// Text for XML, SVG and HTML: plain, with & < > and quotes as entities.
 std::string EscapeMarkup(std::string_view text);
 

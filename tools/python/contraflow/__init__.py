@@ -8,7 +8,7 @@
 `contraflow.torch` runs plans on torch.distributed.
 """
 
-from typing import Any as _Any
+import typing as _typing
 
 try:
     from contraflow._core import (
@@ -58,7 +58,7 @@ __all__ = [
 ]
 
 
-def _show_as_ours(cls: _Any) -> None:
+def _show_as_ours(cls: _typing.Any) -> None:
     cls.__module__ = "contraflow"
     # pprint looks it up in a dict, and a method of C++ cannot be a key.
     method = cls.__repr__
@@ -70,9 +70,13 @@ for _name in __all__:
         _show_as_ours(globals()[_name])
 
 
-def __getattr__(name):
-    if name == "torch":  # takes seconds to import, and not everyone has it
-        import importlib
+if _typing.TYPE_CHECKING:  # to which a __getattr__ has every name
+    from contraflow import torch as torch
+else:
 
-        return importlib.import_module("contraflow.torch")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    def __getattr__(name):
+        if name == "torch":  # takes seconds to import, and not everyone has it
+            import importlib
+
+            return importlib.import_module("contraflow.torch")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

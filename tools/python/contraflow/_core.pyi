@@ -64,12 +64,12 @@ class Costs:
         self,
         source: Optional[_Costs] = None,
         *,
-        f: Optional[float] = None,
-        b: Optional[float] = None,
-        w: Optional[float] = None,
-        bw: Optional[float] = None,
-        fb: Optional[float] = None,
-        comm: Optional[float] = None,
+        f: Union[str, float, None] = None,
+        b: Union[str, float, None] = None,
+        w: Union[str, float, None] = None,
+        bw: Union[str, float, None] = None,
+        fb: Union[str, float, None] = None,
+        comm: Union[str, float, None] = None,
         split: Optional[float] = None,
         host_link: Union[str, float, None] = None,
         overlap: Optional[str] = None,
@@ -130,12 +130,12 @@ class Plan(_Figures):
         costs: Optional[_Costs] = None,
         remake_comm: bool = False,
         *,
-        f: Optional[float] = None,
-        b: Optional[float] = None,
-        w: Optional[float] = None,
-        bw: Optional[float] = None,
-        fb: Optional[float] = None,
-        comm: Optional[float] = None,
+        f: Union[str, float, None] = None,
+        b: Union[str, float, None] = None,
+        w: Union[str, float, None] = None,
+        bw: Union[str, float, None] = None,
+        fb: Union[str, float, None] = None,
+        comm: Union[str, float, None] = None,
         split: Optional[float] = None,
         host_link: Union[str, float, None] = None,
         overlap: Optional[str] = None,
@@ -166,21 +166,24 @@ class Plan(_Figures):
     @property
     def partition(self) -> Tuple[int, ...]: ...
     @property
+    def costs(self) -> Optional[Costs]: ...
+    @property
     def routes(self) -> List[Route]: ...
     @property
     def programs(self) -> Tuple[Tuple[Instruction, ...], ...]: ...
     def stages_of(self, rank: int) -> Tuple[int, ...]: ...
+    def rank_of(self, stage: int, microbatch: Optional[int] = None) -> int: ...
     def layout(self, layers: Union[int, str, None] = None) -> Tuple[str, ...]: ...
     def simulate(
         self,
         costs: Optional[_Costs] = None,
         *,
-        f: Optional[float] = None,
-        b: Optional[float] = None,
-        w: Optional[float] = None,
-        bw: Optional[float] = None,
-        fb: Optional[float] = None,
-        comm: Optional[float] = None,
+        f: Union[str, float, None] = None,
+        b: Union[str, float, None] = None,
+        w: Union[str, float, None] = None,
+        bw: Union[str, float, None] = None,
+        fb: Union[str, float, None] = None,
+        comm: Union[str, float, None] = None,
         split: Optional[float] = None,
         host_link: Union[str, float, None] = None,
         overlap: Optional[str] = None,
@@ -190,12 +193,12 @@ class Plan(_Figures):
         costs: Optional[_Costs] = None,
         rank: Optional[int] = None,
         *,
-        f: Optional[float] = None,
-        b: Optional[float] = None,
-        w: Optional[float] = None,
-        bw: Optional[float] = None,
-        fb: Optional[float] = None,
-        comm: Optional[float] = None,
+        f: Union[str, float, None] = None,
+        b: Union[str, float, None] = None,
+        w: Union[str, float, None] = None,
+        bw: Union[str, float, None] = None,
+        fb: Union[str, float, None] = None,
+        comm: Union[str, float, None] = None,
         split: Optional[float] = None,
         host_link: Union[str, float, None] = None,
         overlap: Optional[str] = None,
@@ -238,6 +241,7 @@ class Simulation(_Figures):
     def critical_path(self) -> List[Tuple[int, int]]: ...
     def to_dict(self) -> Dict[str, Any]: ...
     def to_chrome_trace(self, path: Optional[_Path] = None) -> Optional[str]: ...
+    def _repr_html_(self) -> str: ...
 
 class Comparison:
     __hash__: ClassVar[None]  # type: ignore[assignment]
@@ -247,6 +251,8 @@ class Comparison:
     def rows(self) -> List[Dict[str, Any]]: ...
     @property
     def plans(self) -> Dict[str, Plan]: ...
+    @property
+    def columns(self) -> Dict[str, List[Any]]: ...
     @property
     def best(self) -> Optional[Plan]: ...
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from typing import Any, Mapping, Optional, Sequence, Union
 
@@ -17,12 +18,12 @@ def compile(
     ranks: int,
     microbatches: int,
     costs: Optional[CostsLike] = None,
-    f: Optional[float] = None,
-    b: Optional[float] = None,
-    w: Optional[float] = None,
-    bw: Optional[float] = None,
-    fb: Optional[float] = None,
-    comm: Optional[float] = None,
+    f: Union[str, float, None] = None,
+    b: Union[str, float, None] = None,
+    w: Union[str, float, None] = None,
+    bw: Union[str, float, None] = None,
+    fb: Union[str, float, None] = None,
+    comm: Union[str, float, None] = None,
     split: Optional[float] = None,
     host_link: Union[str, float, None] = None,
     overlap: Optional[str] = None,
@@ -47,11 +48,9 @@ def compile(
 ) -> _core.Plan:
     """Makes a plan: generates the schedule, lowers it, proves it.
 
-    The keywords are the options of `contraflow compile`, which explains them. Times are in the unit
-    of the costs; sizes are bytes or text such as "80GB" or "1x"; a budget is text such as "500ms",
-    or seconds. Of several placements the one with the shortest step is taken. Where neither a memory
-    limit nor the memory of a device is known, "auto" holds no more than 1F1B; memory_limit="none"
-    lifts that. Ctrl-C ends a search.
+    Times are in the unit of the costs; sizes are bytes or text such as "80GB" or "1x"; a budget is
+    text such as "500ms", or seconds. Of several placements the one with the shortest step is taken.
+    Ctrl-C ends a search. The keywords are the options of `contraflow compile`:
     """
     return _core.compile(**locals())
 
@@ -61,12 +60,12 @@ def compare(
     ranks: int,
     microbatches: int,
     costs: Optional[CostsLike] = None,
-    f: Optional[float] = None,
-    b: Optional[float] = None,
-    w: Optional[float] = None,
-    bw: Optional[float] = None,
-    fb: Optional[float] = None,
-    comm: Optional[float] = None,
+    f: Union[str, float, None] = None,
+    b: Union[str, float, None] = None,
+    w: Union[str, float, None] = None,
+    bw: Union[str, float, None] = None,
+    fb: Union[str, float, None] = None,
+    comm: Union[str, float, None] = None,
     split: Optional[float] = None,
     host_link: Union[str, float, None] = None,
     overlap: Optional[str] = None,
@@ -91,6 +90,11 @@ def compare(
 ) -> _core.Comparison:
     """Simulates all schedules side by side, and recommends one.
 
-    The keywords are the options of `contraflow compare`, as those of `compile` are of that.
+    The keywords are the options of `contraflow compare`:
     """
     return _core.compare(**locals())
+
+
+for _function, _made in ((compile, _core.compile), (compare, _core.compare)):
+    if _function.__doc__:  # python -OO has none
+        _function.__doc__ = inspect.cleandoc(_function.__doc__) + f"\n\n{_made.__doc__}"

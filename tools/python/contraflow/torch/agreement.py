@@ -9,7 +9,9 @@ import torch.distributed as dist
 
 from . import program as plans
 from .batch import check_chunk_spec
-from .links import default_device
+from .layers import Layers, extra_layers
+from .links import default_device, members
+from .reduce import spread_parameters
 from .sharded import check_sharded, is_sharded
 
 _WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel")
@@ -18,17 +20,18 @@ _WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel")
 class Arguments:
     """The arguments of a PlanSchedule that its check needs, as this process has them."""
 
-    def __init__(self, plan, ranks, replicas, stages, *, loss_fn, weight_grad, data_parallel, grad_reduce,
-                 on_step, device=None, **options):
+    def __init__(self, plan, ranks, replicas, experts, stages, *, loss_fn, weight_grad, data_parallel, grad_reduce,
+                 on_step, overlap=None, device=None, links=None, **options):
         self.plan, self.ranks, self.replicas, self.stages = plan, ranks, replicas, stages
+        self.experts, self.links = experts, links
         self.rank = ranks.index(dist.get_rank())
         self.loss_fn, self.weight_grad = loss_fn, weight_grad
         self.data_parallel, self.grad_reduce, self.on_step = data_parallel, grad_reduce, on_step
-        self.device = device
+        self.device, self.overlap = device, overlap
         self.options = dict(options, weight_grad=weight_grad)  # that all processes must have alike
         for name, given in (("grad_reduce", grad_reduce), ("on_step", on_step)):
             self.options[name] = "given" if given is not None else None
-        self.shared, self.tied = [], {}
+        self.shared, self.tied, self.spread = [], {}, []
 
     def check(self):
         """Raises ValueError or TypeError, with the remedy, for what this process alone can see."""
@@ -59,12 +62,16 @@ class Arguments:
                 len(self.replicas) != plan.data_parallel):
             raise ValueError(f"the plan is for {plan.data_parallel} replicas: pass data_parallel=, a group "
                              f"of as many processes, or grad_reduce= (there are {len(self.replicas)})")
+        kinds = plans.layer_kinds(plan.programs[self.rank])
         for stage, module in self.stages.items():
             self._check_module(stage, module)
+            if kinds:
+                self._check_layers(stage, module, kinds[stage])
         device = torch.device(self.device or default_device(self.stages.values()))
         if device.type == "cuda" and device.index not in (None, torch.cuda.current_device()):
             raise ValueError(f"rank {self.rank} has its modules on {device}, and the current device is cuda:"
                              f"{torch.cuda.current_device()}: call torch.cuda.set_device({device.index}) first")
+        self._check_experts()
         self.shared = _shared(plan, self.rank, self.stages)
         self._check_shared()
         self._check_tied()
@@ -86,6 +93,45 @@ class Arguments:
         if is_sharded(module):
             check_sharded(f"stage {stage}", module, self.plan, data_parallel=self.data_parallel,
                           grad_reduce=self.grad_reduce)
+
+    def _check_layers(self, stage, module, kinds):
+        if not isinstance(module, Layers):
+            raise TypeError(f"stage {stage} must be a list of layers, for the plan is of level component; is a "
+                            f"{type(module).__name__}")
+        try:
+            extra_layers(module, kinds, stage == 0, stage == self.plan.stages - 1)
+        except ValueError as error:
+            raise ValueError(f"stage {stage}: {error}") from None
+        if is_sharded(module) or any(map(is_sharded, module.modules())):
+            raise ValueError(f"stage {stage} has layers sharded with fully_shard, which cannot gather them for a "
+                             "part: give bare layers, or compile the plan with level=\"comm\"")
+        for name, value, remedy in (("weight_grad", self.weight_grad == "store", "leave it out, or take level comm"),
+                                    ("overlap", self.overlap is not None, "leave it out: the components overlap")):
+            if value:
+                raise ValueError(f"{name}= is for whole stages, and the plan is of level component: {remedy}")
+
+    def _check_experts(self):
+        count = len(self.experts)
+        if dist.get_rank() not in self.experts:
+            raise ValueError(f"process {dist.get_rank()} is not in expert_parallel, which has {self.experts}: give each "
+                             "process the group that it is in")
+        if count > 1 and count != self.plan.expert_parallel:
+            raise ValueError(f"expert_parallel has {count} processes, and the plan is for {self.plan.expert_parallel}"
+                             f": compile it with expert_parallel={count}")
+        if self.links is not None and self.links.experts != self.experts:
+            raise ValueError(f"expert_parallel has the processes {self.experts}, and links= those of "
+                             f"{self.links.experts}: make Links with the same expert_parallel=")
+        for stage, module in self.stages.items():
+            if count > 1 and is_sharded(module):
+                raise ValueError(f"stage {stage} is sharded with fully_shard, over a mesh without the processes of "
+                                 "expert_parallel: give the bare module, and data_parallel= for replicas")
+            for part in module.modules():
+                group = getattr(part, "expert_group", None)
+                if group is not None and members(group) != self.experts:
+                    raise ValueError(f"stage {stage} has experts over the processes {members(group)}, and "
+                                     f"expert_parallel has {self.experts}: pass their group as expert_parallel=")
+            spread = spread_parameters(module)
+            self.spread.append((stage, [(p in spread, *p.shape) for p in module.parameters()] if spread else []))
 
     def _check_shared(self):
         holders = plans.holders(self.plan)
@@ -146,13 +192,13 @@ def agree(arguments):
     said = [None] * dist.get_world_size()
     dist.all_gather_object(said, (problem and str(problem), mine, uuid.uuid4().hex, ranks,
                                   arguments.replicas, stages, arguments.shared, arguments.options,
-                                  arguments.tied))
+                                  arguments.tied, arguments.experts, dict(arguments.spread)))
     if problem is not None:
         raise problem
-    linked, found = {*ranks}, set()  # this pipeline, its replicas, and theirs
+    linked, found = {*ranks}, set()  # this pipeline, its replicas and those that share its experts, and theirs
     while linked != found:
         found = set(linked)
-        linked.update(other for at in found for other in (*said[at][3], *said[at][4]))
+        linked.update(other for at in found for other in (*said[at][3], *said[at][4], *said[at][9]))
     for at in sorted(linked):
         if said[at][0] is not None:
             raise ValueError(f"process {at}: {said[at][0]}")
@@ -165,7 +211,8 @@ def agree(arguments):
             if said[at][7][name] != value:
                 raise ValueError(f"process {at} has {name}={said[at][7][name]}, process {first} has "
                                  f"{name}={value}: give all processes the same")
-    for at, (_, _, _, its_ranks, its_replicas, stages, shared, _, tied) in enumerate(said):
+    _agree_on_experts(arguments, said, mine)
+    for at, (_, _, _, its_ranks, its_replicas, stages, shared, _, tied, *_) in enumerate(said):
         for places in tied.values():
             for other in {*its_ranks, *its_replicas}:
                 for stage, name in places:
@@ -178,6 +225,29 @@ def agree(arguments):
                 raise ValueError(f"processes {at} and {other} hold stages {sorted(common)} and must share "
                                  "the same parameters between them, complete in the same order")
     return said[ranks[0]][2]
+
+
+def _agree_on_experts(arguments, said, mine):
+    """Processes that share experts must call their exchanges in one order, and have the same parameters."""
+    me = dist.get_rank()
+    for at in (*arguments.ranks, *arguments.replicas):
+        if said[at][9].index(at) != arguments.experts.index(me):
+            raise ValueError(f"process {at} is at place {said[at][9].index(at)} of its expert_parallel, and process {me}"
+                             f", which holds the same experts or the same micro-batches, at {arguments.experts.index(me)}")
+    for at in arguments.experts:
+        its_ranks, its_experts, spread = said[at][3], said[at][9], said[at][10]
+        text = f"process {at}, which is in expert_parallel of process {me},"
+        if its_experts != arguments.experts:
+            raise ValueError(f"{text} has expert_parallel={its_experts}, and not {arguments.experts}: give each "
+                             "process the group that it is in")
+        if its_ranks.index(at) != arguments.rank or said[at][1] != mine:
+            raise ValueError(f"{text} is rank {its_ranks.index(at)} of its pipeline and process {me} rank "
+                             f"{arguments.rank}, or their plans differ: expert_parallel is for the same rank of "
+                             "pipelines with the same plan")
+        for stage, parameters in spread.items():
+            if parameters != said[me][10][stage]:
+                raise ValueError(f"{text} has other parameters or experts in stage {stage}: give all processes of the "
+                                 "group the same layers, with as many experts on each")
 
 
 def _among(stages, shared):

@@ -6,6 +6,16 @@ from . import program as plans
 from . import sharded
 
 
+def spread_parameters(module):
+    """Those of which each process of an expert group has others: of layers with `expert_parameters()`, and those
+    with the attribute `expert`."""
+    found = {p for p in module.parameters() if getattr(p, "expert", False)}
+    for part in module.modules():
+        if hasattr(part, "expert_parameters"):
+            found.update(part.expert_parameters())
+    return found
+
+
 def tied_ranks(plan, stages):
     """Where a parameter of a stage is one of other stages on other ranks (`tied_parameters` of its module: {name: all
     (stage, name) that are one}): by the ranks that hold any of them, [(stage, name)] of this rank."""
@@ -19,11 +29,14 @@ def tied_ranks(plan, stages):
 
 class GradientSum:
     """Of one stage, or of what stages of several ranks have in common (None). `group` has all holders and their
-    replicas, None where that is one process; the sum is divided by `divisor`. Of a sharded stage the average over its mesh is summed. `hook(stage,
-    module)` then does what else has to be done over replicas."""
+    replicas, and the other processes of the expert group; None where that is one process. The parameters `spread`
+    over that group are summed over `of_spread`, which is without it. The sum is divided by `divisor`. Of a sharded
+    stage the average over its mesh is summed. `hook(stage, module)` then does what else has to be done over
+    replicas."""
 
-    def __init__(self, stage, group, divisor, hook=None):
+    def __init__(self, stage, group, divisor, hook=None, spread=frozenset(), of_spread=None):
         self._stage, self._group, self._divisor, self._hook = stage, group, divisor, hook
+        self._spread, self._of_spread = spread, of_spread
         self._weights, self._before, self._going = [], [], []
 
     def begin(self, weights):
@@ -39,19 +52,19 @@ class GradientSum:
         """After the last weight gradient of the stage."""
         if self._stage is not None and self._stage.sharded:
             sharded.reduce(self._stage.module)
-        weights = self._weights
-        if self._group is None:
-            grads = [sharded.local(p.grad) for p in weights if p.grad is not None]
-            if self._divisor != 1 and grads:
-                torch._foreach_div_(grads, float(self._divisor))
-        else:
-            by_kind = {}
-            for p in weights:
-                by_kind.setdefault((p.dtype, p.device), []).append(p)
-            for params in by_kind.values():
-                flat = torch.cat([sharded.local(torch.zeros_like(p) if p.grad is None else p.grad).reshape(-1)
-                                  for p in params])
-                self._going.append((self._group.allreduce([flat]), flat, params))
+        alone, by_kind = [], {}
+        for p in self._weights:
+            group = self._of_spread if p in self._spread else self._group
+            if group is not None:
+                by_kind.setdefault((p in self._spread, p.dtype, p.device), (group, []))[1].append(p)
+            elif p.grad is not None:
+                alone.append(sharded.local(p.grad))
+        if self._divisor != 1 and alone:
+            torch._foreach_div_(alone, float(self._divisor))
+        for group, params in by_kind.values():
+            flat = torch.cat([sharded.local(torch.zeros_like(p) if p.grad is None else p.grad).reshape(-1)
+                              for p in params])
+            self._going.append((group.allreduce([flat]), flat, params))
         if self._hook is not None:
             self._wait()
             self._hook(self._stage.number, self._stage.module)

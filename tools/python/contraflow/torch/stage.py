@@ -97,7 +97,7 @@ class Stage:
         self._open(cell)
         if cell.again:
             if self.keep_rng:
-                cell.rng = _rng_state((*cell.x, *self.weights[:1]))
+                cell.rng = rng_state((*cell.x, *self.weights[:1]))
             with torch.no_grad(), without_cast_cache():
                 self._close(cell, self.apply(cell))
         else:
@@ -114,13 +114,8 @@ class Stage:
 
     def forward_again(self, cell):
         """R: from the input that F kept, with the random numbers that F had."""
-        if self.keep_rng:
-            now = _rng_state((*cell.x, *self.weights[:1]))
-            _set_rng_state(cell.rng)
-            cell.rng = None
-            result = self.apply(cell)
-            _set_rng_state(now)
-        else:
+        random, cell.rng = cell.rng, None
+        with restored_rng(random):
             result = self.apply(cell)
         self._keep_roots(cell, self._outputs(result))
 
@@ -165,9 +160,8 @@ class Stage:
                         f"{type(result).__name__}: {result!r:.80}")
 
     def _keep_roots(self, cell, outputs):
-        if self.last and not outputs[0].requires_grad and torch.is_grad_enabled():
-            raise RuntimeError("the loss does not require a gradient: it depends on no parameter and on no "
-                               "input of the last stage, or was detached from them")
+        if self.last:
+            self.check_loss(outputs[0])
         if len(outputs) == 1 and outputs[0].requires_grad:
             cell.roots, cell.used = [root_of(outputs[0])], None
         else:
@@ -175,13 +169,22 @@ class Stage:
             cell.used = [y.requires_grad for y in outputs]
             cell.roots = [root_of(y) for y in outputs if y.requires_grad]
 
+    def check_loss(self, loss):
+        if torch.is_grad_enabled() and not loss.requires_grad:
+            raise RuntimeError("the loss does not require a gradient: it depends on no parameter and on no "
+                               "input of the last stage, or was detached from them")
+
     # B, W and BW
+
+    def start_grad(self, loss):
+        """The gradient of the loss, unless a function wrote into it."""
+        if self.one is None or self.one.dtype != loss.dtype or self.one._version:
+            self.one = torch.ones_like(loss)
+        return self.one
 
     def start_grads(self, cell):
         if self.last:
-            if self.one is None or self.one.dtype != cell.loss.dtype or self.one._version:
-                self.one = torch.ones_like(cell.loss)
-            return [self.one] * len(cell.roots)
+            return [self.start_grad(cell.loss)] * len(cell.roots)
         if cell.used is None:
             return cell.dy
         return [dy for dy, used in zip(cell.dy, cell.used) if used]
@@ -276,9 +279,24 @@ def without_cast_cache():
         torch.set_autocast_cache_enabled(before)
 
 
-def _rng_state(tensors):
+def rng_state(tensors):
+    """The state of the random numbers of the host, and of the device of the first tensor on one."""
     device = next((x.device for x in tensors if torch.is_tensor(x) and x.is_cuda), None)
     return torch.get_rng_state(), device, device and torch.cuda.get_rng_state(device)
+
+
+@contextlib.contextmanager
+def restored_rng(state):
+    """Runs with a state that `rng_state` gave, or as it is (None)."""
+    if state is None:
+        yield
+        return
+    before = (torch.get_rng_state(), state[1], state[1] and torch.cuda.get_rng_state(state[1]))
+    _set_rng_state(state)
+    try:
+        yield
+    finally:
+        _set_rng_state(before)
 
 
 def _set_rng_state(state):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple, Union
+from typing import AbstractSet, Any, Callable, Dict, List, Mapping, Optional, Tuple, Union
 
 import torch
 import torch.distributed as dist
@@ -17,12 +17,13 @@ _WRAPPED = ("_orig_mod.", "_checkpoint_wrapped_module.")
 
 
 class State:
-    """Of the modules of a rank. `names(stage, name)` gives the name that a parameter or buffer of a stage has in
+    """Of the modules of a rank, whose parameters `spread` are over the processes `experts`. `names(stage, name)` gives the name that a parameter or buffer of a stage has in
     the whole model; None takes `stage.{stage}.{name}`, and the names of `split` as they are. `holders` are the
     ranks of each stage."""
 
     def __init__(self, links: Links, modules: Dict[int, torch.nn.Module], holders: List[List[int]],
-                 names: Optional[Names]) -> None:
+                 names: Optional[Names], spread: AbstractSet[torch.Tensor], experts: Any) -> None:
+        self._spread, self._experts = spread, experts
         self._links, self._modules, self._holders, self._names = links, modules, holders, names
         self._of_model = all(getattr(module, "names_of_model", False) for module in modules.values())
 
@@ -87,16 +88,18 @@ class State:
         seen = set()
         for stage, module in self._modules.items():
             for name, parameter in module.named_parameters():
-                if parameter.grad is not None and id(parameter) not in seen:
-                    seen.add(id(parameter))
-                    grads.append(local(parameter.grad))
-                    if self._counted(stage, name):
-                        counted.setdefault(_spread_over(parameter), []).append(grads[-1])
+                if id(parameter) in seen:
+                    continue
+                seen.add(id(parameter))
+                own = [local(parameter.grad)] if parameter.grad is not None else []
+                grads += own
+                if self._counted(stage, name):
+                    counted.setdefault(self._spread_over(parameter), []).extend(own)
         most = math.isinf(norm_type)
         combine, op = (torch.maximum, dist.ReduceOp.MAX) if most else (torch.add, dist.ReduceOp.SUM)
         total = torch.zeros((), dtype=torch.float64, device=self._links.device)
         for groups, parts in counted.items():
-            norms = torch.stack([norm.to(total) for norm in _norms(parts, norm_type)])
+            norms = torch.stack([torch.zeros_like(total), *(norm.to(total) for norm in _norms(parts, norm_type))])
             part = norms.max() if most else norms.pow(norm_type).sum()
             for group in groups:
                 dist.all_reduce(part, op, group=group)
@@ -115,12 +118,12 @@ class State:
         first: bool = self._links.rank == min(ranks)
         return first
 
-
-def _spread_over(parameter: Any) -> Groups:
-    """The groups of processes that have a part each of a parameter."""
-    placements = getattr(parameter, "placements", ())
-    return tuple(parameter.device_mesh.get_group(dim) for dim, placement in enumerate(placements)
-                 if placement.is_shard())
+    def _spread_over(self, parameter: Any) -> Groups:
+        """The groups of processes that have a part each of a parameter."""
+        placements = getattr(parameter, "placements", ())
+        over_mesh = [parameter.device_mesh.get_group(dim) for dim, placement in enumerate(placements)
+                     if placement.is_shard()]
+        return (*over_mesh, self._experts) if parameter in self._spread else tuple(over_mesh)
 
 
 def _norms(grads: List[torch.Tensor], norm_type: float) -> List[torch.Tensor]:

@@ -6,18 +6,21 @@ import time
 
 import torch.distributed as dist
 
+from .program import COMPONENTS
+
 _CATEGORIES = {"SEND_F": "send", "SEND_B": "send", "RECV_F": "receive", "RECV_B": "receive",
-               "REDUCE": "reduce", "STEP": "step"}
+               "REDUCE": "reduce", "STEP": "step",
+               **{op: "all-to-all" if op[0] in "DC" else "component" for op in COMPONENTS}}
 
 
-def spans(program, needs, index_of, starts, ends):
+def spans(walk):
     """(instruction, its index, start, end) of a rank, in nanoseconds since the epoch. Compute is without
     the waiting before it; a RECV lasts until what needs it can begin."""
     since = time.time_ns() - time.perf_counter_ns()
-    begins = {}
-    for index, start, end in zip(index_of, starts, ends):
+    program, begins = walk.program.instructions, {}
+    for index, start, end in zip(walk.index_of, walk.starts, walk.ends):
         begins.setdefault(index, (start, end))
-    used = {recv: begins[index][0] for index, recvs in enumerate(needs) for recv in recvs}
+    used = {recv: begins[index][0] for index, recvs in enumerate(walk.program.needs) for recv in recvs}
     return [(program[index], index, start + since, used.get(index, end) + since)
             for index, (start, end) in sorted(begins.items())]
 
@@ -27,11 +30,11 @@ def _rank_events(rank, rows, origin):
 
     def lane(i):
         category = _CATEGORIES.get(i["op"], "compute")
-        name = {"send": f"send to {i.get('peer')}", "receive": f"receive from {i.get('peer')}"}.get(
-            category, "compute")
+        name = {"send": f"send to {i.get('peer')}", "receive": f"receive from {i.get('peer')}",
+                "all-to-all": "all-to-all"}.get(category, "compute")
         if name not in lanes:
-            tid = 0 if name == "compute" else 2 + 2 * i["peer"] + (category == "receive")
-            lanes[name] = tid
+            first = {"compute": 0, "all-to-all": 1}
+            lanes[name] = first[name] if name in first else 2 + 2 * i["peer"] + (category == "receive")
         return lanes[name], category
 
     slices = []
@@ -51,7 +54,7 @@ def write(path, plan, links, rows):
     """Every process calls it with what it did; the first rank of a pipeline writes the file."""
     plain = []
     for i, index, start, end in rows:
-        values = {key: getattr(i, key) for key in ("op", "stage", "microbatch", "back_stage",
+        values = {key: getattr(i, key) for key in ("op", "stage", "microbatch", "layer", "back_stage",
                                                    "back_microbatch", "peer")}
         plain.append(({key: value for key, value in values.items() if value is not None}, index, start,
                       end))

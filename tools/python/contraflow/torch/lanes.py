@@ -1,0 +1,166 @@
+"""Lanes that run at the same time: threads on a CPU, streams on a GPU.
+
+Either way an operation begins after the one before it on its lane and after those of other lanes that it waits
+for, and a tensor of another lane lives until that lane has gone past its reader. So both compute the same bits,
+and need the same memory in each step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+from typing import Any, Callable, Dict, Hashable, Iterator, List, Optional, Sequence, Tuple
+
+import torch
+
+from .order import COMPUTE_LANE, EXCHANGE_LANE
+
+GRACE = 4.0  # seconds that a step has to end by itself after a lane failed
+Run = Callable[[int], None]  # runs the operation at a position
+
+
+class ThreadLanes:
+    """Each lane is a thread; compute is that of the caller.
+
+    lanes           lane of each operation
+    awaited         by operation: those of other lanes that it waits for
+    explain         explain(position, error): what the other ranks were doing when an operation failed
+    """
+
+    def __init__(self, lanes: Sequence[Hashable], awaited: Sequence[Sequence[int]],
+                 explain: Callable[[int, BaseException], str]):
+        self.lanes, self.awaited, self._explain = list(lanes), [list(k) for k in awaited], explain
+        self.failed: Optional[Tuple[int, BaseException]] = None
+        self._own: Dict[Hashable, List[int]] = {COMPUTE_LANE: []}
+        for position, lane in enumerate(lanes):
+            self._own.setdefault(lane, []).append(position)
+        self._done = [False] * len(self.lanes)
+        self._at: Dict[Hashable, Tuple[int, Optional[int]]] = {}
+        self._changed = threading.Condition()
+        self._caller_ended = threading.Event()
+
+    def run(self, run: Run) -> None:
+        """One step. Raises what an operation raised; `failed` has its position."""
+        self.failed, self._done = None, [False] * len(self.lanes)
+        self._at = {}
+        self._caller_ended.clear()
+        threads = [threading.Thread(target=self._thread, args=(lane, run, _Modes()), name=f"lane {lane}", daemon=True)
+                   for lane in self._own if lane != COMPUTE_LANE]
+        for thread in threads:
+            thread.start()
+        try:
+            self._lane(COMPUTE_LANE, run)
+            for thread in threads:
+                while thread.is_alive() and self.failed is None:
+                    thread.join(0.05)
+        except BaseException as error:
+            self._fail(self._at[COMPUTE_LANE][0], error)
+        finally:
+            self._caller_ended.set()
+        if self.failed is not None:
+            raise self.failed[1]
+
+    def places(self) -> List[Tuple[int, Optional[int]]]:
+        """By lane, compute first: the operation that it is at, and the one that it waits for, or None."""
+        return [self._at[lane] for lane in self._own if lane in self._at]
+
+    def _lane(self, lane: Hashable, run: Run) -> None:
+        for position in self._own[lane]:
+            for other in self.awaited[position]:
+                self._at[lane] = position, other
+                with self._changed:
+                    while not self._done[other] and self.failed is None:
+                        self._changed.wait()
+            if self.failed is not None:
+                return
+            self._at[lane] = position, None
+            run(position)
+            with self._changed:
+                self._done[position] = True
+                self._changed.notify_all()
+        self._at.pop(lane, None)
+
+    def _thread(self, lane: Hashable, run: Run, modes: _Modes) -> None:
+        try:
+            with modes.entered():
+                self._lane(lane, run)
+        except BaseException as error:
+            position = self._at[lane][0]
+            self._fail(position, error)
+            # The caller may wait inside a backend that cannot be woken.
+            if not self._caller_ended.wait(GRACE):
+                sys.stderr.write(f"{self._explain(position, error)}\n"
+                                 "the step does not end by itself, so this process ends\n")
+                sys.stderr.flush()
+                os._exit(1)
+
+    def _fail(self, position: int, error: BaseException) -> None:
+        with self._changed:
+            if self.failed is None:
+                self.failed = position, error
+            self._changed.notify_all()
+
+
+class StreamLanes:
+    """Each lane is a stream of a GPU; compute is the current one. One host thread issues in the order of the
+    program, so that an event is recorded before anything waits for it.
+
+    api             torch.cuda, or what behaves like it
+    """
+
+    failed = None
+
+    def __init__(self, lanes: Sequence[Hashable], awaited: Sequence[Sequence[int]], device: torch.device,
+                 api: Any = torch.cuda):
+        self.lanes, self.awaited = list(lanes), [list(k) for k in awaited]
+        self._device, self._api = device, api
+        self._streams = {lane: api.Stream(device, priority=-1 if lane == EXCHANGE_LANE else 0)
+                         for lane in dict.fromkeys(lanes) if lane != COMPUTE_LANE}
+        awaiting = {other for others in self.awaited for other in others}
+        self._events = {position: api.Event() for position in sorted(awaiting)}
+        self._ends = {lane: api.Event() for lane in (COMPUTE_LANE, *self._streams)}
+        self._position = 0
+
+    def run(self, run: Run) -> None:
+        """One step: all that it does is issued when this returns."""
+        api, current = self._api, self._api.current_stream(self._device)
+        streams = {**self._streams, COMPUTE_LANE: current}
+        self._ends[COMPUTE_LANE].record(current)
+        for lane, stream in self._streams.items():
+            stream.wait_event(self._ends[COMPUTE_LANE])
+        for position, lane in enumerate(self.lanes):
+            self._position, stream = position, streams[lane]
+            with api.stream(stream):
+                for other in self.awaited[position]:
+                    stream.wait_event(self._events[other])
+                run(position)
+                if position in self._events:
+                    self._events[position].record(stream)
+        for lane, stream in self._streams.items():
+            self._ends[lane].record(stream)
+            current.wait_event(self._ends[lane])
+
+    def places(self) -> List[Tuple[int, Optional[int]]]:
+        return [(self._position, None)]
+
+
+class _Modes:
+    """What torch keeps by thread, as the caller has it."""
+
+    def __init__(self) -> None:
+        self._grad = torch.is_grad_enabled()
+        self._cast: List[Tuple[str, Any]] = []
+        if torch.is_autocast_cpu_enabled():
+            self._cast.append(("cpu", torch.get_autocast_cpu_dtype()))
+        if torch.is_autocast_enabled():
+            self._cast.append(("cuda", torch.get_autocast_gpu_dtype()))
+
+    @contextlib.contextmanager
+    def entered(self) -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(torch.set_grad_enabled(self._grad))
+            for device, dtype in self._cast:
+                stack.enter_context(torch.autocast(device, dtype=dtype, cache_enabled=False))
+            yield

@@ -1,0 +1,237 @@
+"""What the components of a plan do to a stage that was given as layers."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, FrozenSet, List, Optional, Tuple
+
+import torch
+
+from .backward import differentiable
+from .island import Grads, Island, Values, leaves_of, spread
+from .layers import PARTS, Layers, extra_layers, part_of, takes_keywords
+from .order import COMPUTE_LANE, EXCHANGE_LANE, mark_lane
+from .stage import Cell, Stage, restored_rng, rng_state
+
+_WEIGHTS_IN = {"ATTN": ("DISPATCH", "ATTN"), "MLP": ("COMBINE", "MLP")}
+
+
+class LayerCell:
+    """One layer and one micro-batch. `again` are the parts that run once more before their backward.
+
+    Each method runs a part and returns what it read, which must live until other lanes have gone past it.
+    """
+
+    def __init__(self, stage: LayeredStage, cell: Cell, number: int, again: FrozenSet[str]):
+        self._stage, self._cell, self._number, self.again = stage, cell, number, again
+        self._parts = PARTS[stage.kinds[number]]
+        self.before: Optional[LayerCell] = None  # the layers beside it in the stage
+        self.after: Optional[LayerCell] = None
+        self.forget()
+
+    def forget(self) -> None:
+        """Drops all that a step left."""
+        self.given: Dict[str, Values] = {}  # what a part reads, from the part before it
+        self.grads: Dict[str, Grads] = {}   # of the outputs of a part
+        self.islands: Dict[str, Island] = {}
+        self._kept: Values = ()             # what attention left for combine
+        self._kept_count = 0
+        self._kept_grads: Grads = []
+        self._tokens = 0                    # how many values of attention go to dispatch
+        self._random: Dict[str, Any] = {}   # the random numbers that R begins with
+
+    def forward(self, name: str) -> Values:
+        """F."""
+        read = self._take(name)
+        island = self.islands[name] = self._island(name)
+        if name not in self.again:
+            self._deliver(name, island.forward(read), read, False)
+            return read
+        if self._stage.keep_rng:
+            self._random[name] = rng_state((*read, *self._stage.weights[:1]))
+        with torch.no_grad():
+            self._deliver(name, island.forward(read), read, False)
+        island.inputs = ()
+        chain = len(read) - (self._kept_count if name == "COMBINE" else 0)
+        if not self._made_again(name):
+            self.given[name] = read[:chain]
+        if "ATTN" not in self.again and name == "COMBINE":
+            self._kept = read[chain:]
+        return read
+
+    def forward_again(self, name: str) -> Values:
+        """R."""
+        read = self._take(name)
+        with restored_rng(self._random.pop(name, None)):
+            self._deliver(name, self.islands[name].forward(read), read, True)
+        return read
+
+    def forward_alone(self, name: str) -> Values:
+        """F where no backward follows."""
+        read = self._take(name)
+        function, explicit = self._function(name)
+        out = function(*read)
+        self._deliver(name, leaves_of(out if explicit is None else out[0]), read, False)
+        return read
+
+    def backward(self, name: str) -> Grads:
+        """B."""
+        island = self.islands[name]
+        grads = self.grads.pop(name) if self._following(name) else self._stage.start_parts(self._cell, self)
+        dx = island.backward(grads)
+        mark_lane(dx, (*grads, *island.inputs), _lane(name))
+        if name == "COMBINE":
+            chain = len(dx) - self._kept_count
+            dx, self._kept_grads = dx[:chain], dx[chain:]
+        elif name == "DISPATCH":
+            dx = [*dx, *self._kept_grads]
+        if name != "ATTN":
+            self.grads[self._parts[self._parts.index(name) - 1]] = dx
+        elif self.before is not None:
+            self.before.grads[self.before._parts[-1]] = dx
+        else:
+            self._stage.hand_back(self._cell, island.inputs, dx)
+        return grads
+
+    def weight(self, name: str) -> Values:
+        """W of a part, and of the exchange before or after it."""
+        end = ("END",) if name == "MLP" or len(self._parts) == 1 else ()
+        read: List[Any] = []
+        for part in (*end, *_WEIGHTS_IN[name]):
+            island = self.islands.pop(part, None)
+            if island is not None:
+                read += (*island.inputs, *island.grads)
+                island.weight(self._stage.weights)
+        return tuple(read)
+
+    def _take(self, name: str) -> Values:
+        if name == "ATTN" and self.before is None and name not in self.given:
+            return self._stage.open_parts(self._cell)
+        kept: Values = ()
+        if name == "COMBINE":
+            kept, self._kept = self._kept, ()
+        return (*self.given.pop(name), *kept)
+
+    def _made_again(self, name: str) -> bool:
+        """Whether R of the part before makes what this one reads."""
+        if name != "ATTN":
+            return self._parts[self._parts.index(name) - 1] in self.again
+        return self.before is not None and self.before._parts[-1] in self.before.again
+
+    def _following(self, name: str) -> Optional[Tuple[LayerCell, str]]:
+        if name != self._parts[-1]:
+            return self, self._parts[self._parts.index(name) + 1]
+        return (self.after, "ATTN") if self.after is not None else None
+
+    def _deliver(self, name: str, out: Values, read: Values, again: bool) -> None:
+        """Hands the outputs of a part on; those of R to parts that run again."""
+        mark_lane(out, read, _lane(name))
+        if name == "ATTN" and "COMBINE" in self._parts:
+            out, kept = out[:self._tokens], out[self._tokens:]
+            self._kept_count = len(kept)
+            if not again or "COMBINE" in self.again:
+                self._kept = kept
+        following = self._following(name)
+        if following is None:
+            self._stage.close_parts(self._cell, self, out, again)
+        elif not again or following[1] in following[0].again:
+            following[0].given[following[1]] = out
+
+    def _island(self, name: str) -> Island:
+        return Island(*self._function(name))
+
+    def _function(self, name: str) -> Tuple[Callable[..., Any], Optional[Callable[..., Any]]]:
+        kind, layer = self._stage.kinds[self._number], self._stage.layers[self._number]
+        part, explicit = part_of(layer, kind, name)
+        if name != "ATTN":
+            return part, explicit
+        before = self._stage.modules_before if self._number == 0 else []
+        keywords = self._cell.kwargs if takes_keywords(layer, name) else {}
+
+        def attention(*values: Any) -> Any:
+            for module in before:
+                values = spread(module(*values))
+            result = spread(part(*values, **keywords))
+            if kind != "m":
+                return result
+            tokens = spread(result[0])
+            self._tokens = len(tokens)
+            return (*tokens, *result[1:])
+
+        return attention, None
+
+
+def _lane(name: str) -> str:
+    return EXCHANGE_LANE if name in ("DISPATCH", "COMBINE") else COMPUTE_LANE
+
+
+class LayeredStage(Stage):
+    """A stage of a component plan. `kinds` has a letter for each of its layers in the plan; plain modules
+    before the first layer of the model and after its last one are computed with that layer."""
+
+    def __init__(self, number: int, layers: Layers, kinds: str, last: bool, loss_fn: Any, keep_rng: bool):
+        super().__init__(number, layers, last, loss_fn, keep_rng=keep_rng)
+        self.kinds = kinds
+        begin, end = extra_layers(layers, kinds, self.first, last)
+        modules = list(layers)
+        self.modules_before, self.layers = modules[:begin], modules[begin:len(modules) - end]
+        self._modules_after = modules[len(modules) - end:]
+
+    def cells(self, cell: Cell, again: List[FrozenSet[str]]) -> List[LayerCell]:
+        """A cell for each layer; `again` by layer."""
+        made = [LayerCell(self, cell, number, parts) for number, parts in enumerate(again)]
+        for one, other in zip(made, made[1:]):
+            one.after, other.before = other, one
+        return made
+
+    def open_parts(self, cell: Cell) -> Any:
+        """What the first layer reads."""
+        self._open(cell)
+        x: Any = cell.x
+        cell.x = None
+        return x
+
+    def close_parts(self, cell: Cell, of_layer: LayerCell, out: Values, again: bool) -> None:
+        """After the last layer: hands its outputs to the next stage, or computes the loss."""
+        if self.last:
+            self._end(cell, of_layer, out, again)
+        elif not again:
+            self._outputs(out)
+            cell.used = [differentiable(y) for y in out]
+            cell.y_form = [(y.shape, y.dtype) for y in out if differentiable(y)]
+            if cell.next is None:
+                cell.out = out
+            else:
+                cell.next.x = out
+
+    def _end(self, cell: Cell, of_layer: LayerCell, out: Values, again: bool) -> None:
+        def end(*values: Any) -> Any:
+            result: Any = values[0] if len(values) == 1 else values
+            for module in self._modules_after:
+                result = module(*spread(result))
+            if self.keep_output and not again:
+                cell.output = result.detach() if torch.is_tensor(result) else result
+            return self._outputs(self.loss_fn(result, *cell.target)) if cell.target or trains else ()
+
+        trains = of_layer.islands.get("ATTN") is not None
+        island = Island(end)
+        got = island.forward(out)
+        if trains:
+            of_layer.islands["END"] = island
+            self.check_loss(got[0])
+        if got and not again:
+            cell.loss = got[0].detach()
+
+    def start_parts(self, cell: Cell, of_layer: LayerCell) -> Grads:
+        """Gradients of the outputs of the last layer."""
+        if self.last:
+            return of_layer.islands["END"].backward([self.start_grad(cell.loss)])
+        dy: Any = cell.dy
+        used: Any = cell.used
+        cell.dy, grads = None, iter(dy)
+        return [next(grads) if of else None for of in used]
+
+    def hand_back(self, cell: Cell, x: Values, dx: Grads) -> None:
+        """Gradients of the inputs of the stage, to the stage before."""
+        if not self.first:
+            self._hand_back(cell, [torch.zeros_like(of) if grad is None else grad
+                                   for of, grad in zip(x, dx) if differentiable(of)])

@@ -1,0 +1,111 @@
+"""Layers in parts, as plans of level component run them."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, List, Optional, Protocol, Tuple
+
+import torch
+
+from .island import Values, spread
+
+PARTS: Dict[str, Tuple[str, ...]] = {"m": ("ATTN", "DISPATCH", "MLP", "COMBINE"), "d": ("ATTN", "MLP"),
+                                     "p": ("ATTN",)}
+_METHODS = {"m": ("attention", "dispatch", "experts", "combine"), "d": ("attention", "mlp")}
+
+
+class MoELayer(Protocol):
+    """A layer in four parts, each of which takes what the one before it returned: a tensor, or a tuple of
+    tensors and anything else. Tensors have gradients; other values pass as they are.
+
+    attention(*x, **kwargs) -> (tokens, *kept)  norm, attention, router, shared experts. `tokens`, which may be
+                                                a tuple, goes to dispatch, `kept` past the exchange to combine
+    dispatch(*tokens) -> rows                   the all-to-all to the experts
+    experts(*rows) -> rows
+    combine(*rows, *kept) -> y                  the all-to-all back, and the sum with the residual
+
+    A layer may have dispatch_backward(handle, *grads of rows) -> grads of its inputs: then dispatch returns
+    (rows, handle), and autograd does not see it. So for combine_backward, where combine returns (y, handle).
+    """
+
+    def attention(self, *x: Any, **kwargs: Any) -> Any: ...
+    def dispatch(self, *tokens: Any) -> Any: ...
+    def experts(self, *rows: Any) -> Any: ...
+    def combine(self, *values: Any) -> Any: ...
+
+
+class DenseLayer(Protocol):
+    """A layer in two parts: attention(*x, **kwargs) -> h, or a tuple; mlp(*h) -> y."""
+
+    def attention(self, *x: Any, **kwargs: Any) -> Any: ...
+    def mlp(self, *h: Any) -> Any: ...
+
+
+def kind_of(layer: Any) -> str:
+    """`m`, `d` or `p`, as in plans: an MoE, a dense or a plain layer."""
+    return next((kind for kind, names in _METHODS.items() if all(hasattr(layer, n) for n in names)), "p")
+
+
+def part_of(layer: Any, kind: str, name: str) -> Tuple[Callable[..., Any], Optional[Callable[..., Any]]]:
+    """The function of a part, and the explicit backward that it has, or None."""
+    if kind == "p":
+        return getattr(layer, "attention", layer), None
+    method = _METHODS[kind][PARTS[kind].index(name)]
+    return getattr(layer, method), getattr(layer, f"{method}_backward", None)
+
+
+def takes_keywords(layer: Any, name: str) -> bool:
+    """Whether the keywords of step() go to a part: to `attention`, and to no plain module."""
+    return name == "ATTN" and hasattr(layer, "attention")
+
+
+class Layers(torch.nn.ModuleList):
+    """The layers of a stage in one module, as plans of level comm run them."""
+
+    def forward(self, *x: Any, **kwargs: Any) -> Any:
+        values: Values = x
+        for layer in self:
+            kind, kept = kind_of(layer), ()
+            for name in PARTS[kind]:
+                function, explicit = part_of(layer, kind, name)
+                if explicit is not None:
+                    function = _explicit_in_autograd(function, explicit)
+                if name == "COMBINE":
+                    values = (*values, *kept)
+                keywords = kwargs if takes_keywords(layer, name) else {}
+                values = spread(function(*values, **keywords))
+                if kind == "m" and name == "ATTN":
+                    values, kept = spread(values[0]), values[1:]
+        return values[0] if len(values) == 1 else values
+
+
+def _explicit_in_autograd(function: Callable[..., Any], explicit: Callable[..., Any]) -> Callable[..., Any]:
+    """The same part as autograd sees it."""
+    class Explicit(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *inputs: Any) -> Any:
+            result, ctx.handle = function(*inputs)
+            return result
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Any) -> Any:
+            return explicit(ctx.handle, *grads)
+
+    return Explicit.apply  # type: ignore[no-any-return]
+
+
+def extra_layers(layers: Layers, kinds: str, first: bool, last: bool) -> Tuple[int, int]:
+    """How many plain layers more than in the plan stand at the beginning and at the end of a stage; raises
+    ValueError where others do not fit."""
+    found = "".join(map(kind_of, layers))
+    begin = len(found) - len(found.lstrip("p")) - (len(kinds) - len(kinds.lstrip("p"))) if first else 0
+    begin = max(0, min(begin, len(found) - len(kinds)))
+    end = len(found) - len(kinds) - begin
+    if end < 0 or end > 0 and (not last or found[len(found) - end:].strip("p")):
+        raise ValueError(f"it has {len(found)} layers ({found}), and {len(kinds)} in the plan ({kinds}; m is an MoE "
+                         "layer, d a dense one, p a plain one): give one for each; plain ones more only before the "
+                         "first and after the last layer of the model")
+    for at, (kind, layer) in enumerate(zip(kinds, list(layers)[begin:])):
+        if kind != "p" and kind_of(layer) != kind:
+            raise ValueError(f"layer {at} is {'an MoE' if kind == 'm' else 'a dense'} layer in the plan and needs "
+                             f"{', '.join(_METHODS[kind])}; a {type(layer).__name__} has not all of them")
+    return begin, end

@@ -14,11 +14,10 @@ from torch_model import dist, expect_success, run_processes, torch
 
 try:
     import transformers
-    from torch.distributed.checkpoint.state_dict import (StateDictOptions, get_optimizer_state_dict,
-                                                         set_optimizer_state_dict)
+    import torch.distributed.checkpoint.state_dict  # noqa: F401
     transformers.GptOssConfig
 except (ImportError, AttributeError):
-    print("skipped: needs transformers 5 and torch 2.2")
+    print("skipped: needs transformers 5 and torch 2.5")
     sys.exit(77)
 
 import contraflow as cf
@@ -161,13 +160,11 @@ class Training:
         return found
 
     def states(self):
-        return {"model": self.schedule.state_dict(), "optimizer": get_optimizer_state_dict(
-            self.schedule.module(), self.optimizer, options=StateDictOptions(flatten_optimizer_state_dict=True))}
+        return {"model": self.schedule.state_dict(), "optimizer": self.schedule.optimizer_state_dict(self.optimizer)}
 
     def load(self, states):
         self.schedule.load_state_dict(states["model"])
-        set_optimizer_state_dict(self.schedule.module(), self.optimizer, states["optimizer"],
-                                 options=StateDictOptions(flatten_optimizer_state_dict=True))
+        self.schedule.load_optimizer_state_dict(self.optimizer, states["optimizer"])
 
 
 def difference(found, expected):

@@ -179,11 +179,20 @@ class PlanSchedule:
 
     def state_dict(self) -> Dict[str, Any]:
         """The parameters and buffers of this rank by their names in the whole model."""
-        return self.module().state_dict()
+        return self._state.state()
 
     def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> None:
         """Takes those of this rank from the state of the whole model, or of any part that has them."""
         self._state.load(state, strict)
+
+    def optimizer_state_dict(self, optimizer: torch.optim.Optimizer) -> Dict[str, Any]:
+        """What an optimizer has for the parameters of this rank, by their names in the whole model, for
+        torch.distributed.checkpoint. Needs torch 2.5."""
+        return self._state.optimizer_state(optimizer)
+
+    def load_optimizer_state_dict(self, optimizer: torch.optim.Optimizer, state: Dict[str, Any]) -> None:
+        """The inverse of it."""
+        self._state.load_optimizer_state(optimizer, state)
 
     def _run(self, operations: Operations, args: Tuple[Any, ...], target: Any, return_outputs: bool,
              kwargs: Dict[str, Any]) -> None:

@@ -126,11 +126,12 @@ class StreamLanes:
         self._events = {position: api.Event() for position in sorted(awaiting)}
         self._ends = {lane: api.Event() for lane in (COMPUTE_LANE, *self._streams)}
         self._position = 0
+        self._turn, self._compute = api.Event(), api.current_stream(device)
 
     def run(self, run: Run) -> None:
         """One step: all that it does is issued when this returns."""
         api, current = self._api, self._api.current_stream(self._device)
-        streams = {**self._streams, COMPUTE_LANE: current}
+        streams, self._compute = {**self._streams, COMPUTE_LANE: current}, current
         self._ends[COMPUTE_LANE].record(current)
         for lane, stream in self._streams.items():
             stream.wait_event(self._ends[COMPUTE_LANE])
@@ -145,6 +146,17 @@ class StreamLanes:
         for lane, stream in self._streams.items():
             self._ends[lane].record(stream)
             current.wait_event(self._ends[lane])
+
+    @contextlib.contextmanager
+    def computing(self) -> Iterator[None]:
+        """Enters compute in an operation of another lane, which goes on after it."""
+        here, compute = self._api.current_stream(self._device), self._compute
+        self._turn.record(here)
+        compute.wait_event(self._turn)
+        with self._api.stream(compute):
+            yield
+            self._turn.record(compute)
+        here.wait_event(self._turn)
 
     def places(self) -> List[Tuple[int, Optional[int]]]:
         return [(self._position, None)]

@@ -106,7 +106,10 @@ class Walk:
             lanes.append(self.program.order.lanes[at])
             awaited.append([position_of[k] for k in self.program.order.awaited[at]])
         if self._api is not None:
-            return StreamLanes(lanes, awaited, self._device)
+            streams = StreamLanes(lanes, awaited, self._device)
+            for stage in self._stages.values():
+                stage.computing = streams.computing
+            return streams
         return ThreadLanes(lanes, awaited, explain)
 
     def _waiting(self, at, awaited):

@@ -45,12 +45,13 @@ class PlanSchedule:
     annotate        name each instruction in profiles: PP:0F3, PP:(0F7;7B3)OVERLAP_F_B
     links           process groups to share with other schedules (Links)
     device          where messages live (None: where the modules are)
+    timing_every    on a GPU: time each instruction there in every so many steps, for trace() (0: never)
     """
 
     def __init__(self, plan, stages, loss_fn=None, group=None, *, overlap=None, weight_grad="autograd",
                  data_parallel=None, grad_reduce=None, scale_grads=True, on_step=None,
                  variable_shapes=False, keep_rng=True, timeout=300.0, annotate=True, links=None,
-                 device=None):
+                 device=None, timing_every=0):
         stages = {s: Layers(layers) if isinstance(layers, (list, tuple)) else layers
                   for s, layers in stages.items()} if isinstance(stages, dict) else stages
         ranks = members(group) if links is None else links.ranks
@@ -84,11 +85,12 @@ class PlanSchedule:
                       for s in plans.completion_order(plan.programs[self.rank])}
         self._walk = Walk(plan, program, self._stages, self._sums, links, self._device,
                           variable_shapes=variable_shapes, overlap=overlap, on_step=on_step,
-                          explain=self._explain)
+                          explain=self._explain, timing_every=timing_every)
         self._broken = self._closed = False
         self._stepping = threading.Lock()
         self._store, self._step, self._rows = dist.PrefixStore(f"contraflow/{token}", links.store), 0, None
-        self._watch = Watch(self._store, self.rank, plan.ranks, self._place)
+        self._watch = Watch(self._store, self.rank, plan.ranks, self._place,
+                            self._walk.stands_for if self._walk.has_gpu else None, self.links.timeout)
 
     # A step
 
@@ -254,13 +256,13 @@ class PlanSchedule:
 
     def _place(self):
         """What this rank is doing."""
-        if not self._walk.begun:
+        if not self._walk.begun and not self._walk.on_gpu():
             return "is at the beginning of a step" if self._stepping.locked() else "between steps"
         return self._walk.place()
 
     def trace(self, path):
-        """Writes the last step of all ranks as a trace. Every process calls it. Times are of the host: on
-        CUDA devices, when work was launched."""
+        """Writes the last step of all ranks as a trace. Every process calls it. On CUDA devices it is the last
+        step with timing (`timing_every`); without one, times are of the host, when work was launched."""
         if not self._walk.ends[-1]:
             raise RuntimeError("there is no step to trace yet")
         trace.write(path, self.plan, self.links, trace.spans(self._walk))

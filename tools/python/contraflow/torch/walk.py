@@ -10,8 +10,9 @@ from . import program as plans
 from .lanes import StreamLanes, ThreadLanes
 from .layered_stage import LayeredStage
 from .links import Edge, wait
-from .order import foreign, lane_of, mark_lane
+from .order import COMPUTE_LANE, foreign, lane_of, mark_lane
 from .program import back_cell, forward_cell
+from .progress import Progress
 from .stage import Cell
 
 
@@ -25,9 +26,11 @@ class Walk:
     variable_shapes, device, links
                     as in PlanSchedule
     explain         explain(position, error), for a lane that fails while another one cannot be woken
+    timing_every    as in PlanSchedule
     """
 
-    def __init__(self, plan, program, stages, sums, links, device, *, variable_shapes, overlap, on_step, explain):
+    def __init__(self, plan, program, stages, sums, links, device, *, variable_shapes, overlap, on_step, explain,
+                 timing_every=0):
         self.program, self.links = program, links
         self._stages, self._sums, self._overlap, self._on_step = stages, sums, overlap, on_step
         self._device, self._variable_shapes = device, variable_shapes
@@ -35,7 +38,8 @@ class Walk:
         self._held = {}  # by instruction: tensors of other lanes that live until it begins
         self._make_cells(plan)
         self._make_operations(plan)
-        self.lanes = self._make_lanes(explain) if program.order is not None else None
+        self._progress = None  # of a GPU
+        self.lanes = self._make_lanes(explain, timing_every)
         self._at = -1
 
     def _make_cells(self, plan):
@@ -97,7 +101,11 @@ class Walk:
                 forwards.append((None, skip))
         return forwards
 
-    def _make_lanes(self, explain):
+    def _make_lanes(self, explain, timing_every):
+        if self.program.order is None:
+            if self._api is not None:
+                self._progress = Progress(self._api, self._device, [COMPUTE_LANE] * len(self.operations), timing_every)
+            return None
         position_of = {}
         for position, at in enumerate(self.index_of):
             position_of.setdefault(at, position)
@@ -106,7 +114,8 @@ class Walk:
             lanes.append(self.program.order.lanes[at])
             awaited.append([position_of[k] for k in self.program.order.awaited[at]])
         if self._api is not None:
-            streams = StreamLanes(lanes, awaited, self._device)
+            self._progress = Progress(self._api, self._device, lanes, timing_every)
+            streams = StreamLanes(lanes, awaited, self._device, self._progress)
             for stage in self._stages.values():
                 stage.computing = streams.computing
             return streams
@@ -201,24 +210,34 @@ class Walk:
     def run(self, operations, annotated):
         if annotated:
             operations = self._annotated(operations)
+        progress = self._progress
+        if progress is not None:
+            progress.begin(torch.is_grad_enabled())
         if self.lanes is not None:
             self.lanes.run(functools.partial(self._run_on_lane, operations))
             return
         starts, ends, clock = self.starts, self.ends, time.perf_counter_ns
+        stream = progress and self._api.current_stream(self._device)
         for at, (waiting, work) in enumerate(operations):
             if waiting is not None:
                 self._at = 2 * at
                 waiting()
             self._at = 2 * at + 1
+            if progress is not None:
+                progress.before(at, stream)
             starts[at] = clock()
             work()
             ends[at] = clock()
+            if progress is not None:
+                progress.after(at, stream)
 
     def _run_on_lane(self, operations, position):
         self._held.pop(self.index_of[position], None)
         waiting, work = operations[position]
         if waiting is not None:
             waiting()
+        if self._progress is not None:
+            self._progress.before(position, self._api.current_stream(self._device))
         self.starts[position] = time.perf_counter_ns()
         work()
         self.ends[position] = time.perf_counter_ns()
@@ -258,6 +277,23 @@ class Walk:
         """Drops the operations, and with them the process groups."""
         self.operations, self.forwards, self._edges, self._sums, self.lanes = [], [], {}, {}, None
 
+    def times(self):
+        """When each operation began and ended, in ns of the performance counter: on the GPU in the last step with
+        timing, else in the last step, where the host was."""
+        return self._progress and self._progress.times() or (self.starts, self.ends)
+
+    @property
+    def has_gpu(self):
+        return self._progress is not None
+
+    def on_gpu(self):
+        """The operations that a GPU is at."""
+        return self._progress.places() if self._progress is not None else []
+
+    def stands_for(self):
+        """For how many seconds a GPU has stood where it is; 0 where it waits for the host."""
+        return self._progress.stands_for()
+
     @property
     def begun(self):
         return self._at >= 0
@@ -273,6 +309,9 @@ class Walk:
 
     def place(self):
         """What this rank is doing in a step."""
+        on_gpu = self.on_gpu()
+        if on_gpu:
+            return "; ".join(self._place_of(at, not self.program.needs[self.index_of[at]]) for at in on_gpu)
         if self._at // 2 >= len(self.operations):
             return "waits at the end of the step for its messages and sums"
         if self.lanes is None:

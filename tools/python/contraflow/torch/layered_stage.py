@@ -50,7 +50,7 @@ class LayerCell:
             self._deliver(name, island.forward(read), read, False)
             return read
         if self._stage.keep_rng:
-            self._random[name] = rng_state((*read, *self._stage.weights[:1]))
+            self._random[name] = rng_state(self._stage.device)
         with torch.no_grad():
             self._deliver(name, island.forward(read), read, False)
         island.inputs = ()
@@ -103,7 +103,10 @@ class LayerCell:
             island = self.islands.pop(part, None)
             if island is not None:
                 read += (*island.inputs, *island.grads)
-                island.weight(self._stage.weights)
+                weights, lane = self._stage.weights, _lane(part)
+                first = [p for p in weights if p.grad is None] if lane != COMPUTE_LANE else ()
+                island.weight(weights)
+                mark_lane([p.grad for p in first if p.grad is not None], (), lane)
         return tuple(read)
 
     def _take(self, name: str) -> Values:

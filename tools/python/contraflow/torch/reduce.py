@@ -4,6 +4,8 @@ import torch
 
 from . import sharded
 
+BUCKET = 100 * 2**20  # bytes that are summed at once, and stand beside the gradients
+
 
 class GradientSum:
     """Of one stage. `group` has all holders of the stage and their replicas, None where that is one process;
@@ -24,7 +26,9 @@ class GradientSum:
                 p.grad = None
 
     def start(self):
-        """After the last weight gradient of the stage."""
+        """After the last weight gradient of the stage. Returns gradients of other lanes that are not needed any
+        more (order.mark_lane)."""
+        foreign = []
         if self._stage.sharded:
             sharded.reduce(self._stage.module)
         weights = self._weights
@@ -33,16 +37,19 @@ class GradientSum:
             if self._divisor != 1 and grads:
                 torch._foreach_div_(grads, float(self._divisor))
         else:
-            by_kind = {}
-            for p in weights:
-                by_kind.setdefault((p.dtype, p.device), []).append(p)
-            for params in by_kind.values():
+            for params in _buckets(weights):
                 flat = torch.cat([sharded.local(torch.zeros_like(p) if p.grad is None else p.grad).reshape(-1)
                                   for p in params])
+                for p, part in _parts(params, flat):
+                    if sharded.local(p) is p and p.is_contiguous():
+                        if hasattr(p.grad, "lane"):
+                            foreign.append(p.grad)
+                        p.grad = part  # what it was is given back before the next bucket
                 self._going.append((self._group.allreduce([flat]), flat, params))
         if self._hook is not None:
             self._wait()
             self._hook(self._stage.number, self._stage.module)
+        return foreign
 
     def finish(self):
         """Waits for the sum and adds it to what was in `.grad`."""
@@ -58,9 +65,30 @@ class GradientSum:
             work.wait()
             if self._divisor != 1:
                 flat.div_(float(self._divisor))
-            for p, part in zip(params, flat.split([sharded.local(p).numel() for p in params])):
+            for p, part in _parts(params, flat):
                 if p.grad is None:
                     p.grad = torch.empty_like(p)
                 grad = sharded.local(p.grad)
-                grad.copy_(part.view_as(grad))
+                if grad.data_ptr() != part.data_ptr():
+                    grad.copy_(part)
         self._going = []
+
+
+def _buckets(weights):
+    """The weights in parts of one kind and at most BUCKET bytes, or one weight."""
+    going, size = {}, {}
+    for p in weights:
+        kind, count = (p.dtype, p.device), sharded.local(p).numel() * p.element_size()
+        if kind in going and size[kind] + count > BUCKET:
+            yield going.pop(kind)
+        if kind not in going:
+            going[kind], size[kind] = [], 0
+        going[kind].append(p)
+        size[kind] += count
+    yield from going.values()
+
+
+def _parts(params, flat):
+    """Each weight with its part of a bucket."""
+    for p, part in zip(params, flat.split([sharded.local(p).numel() for p in params])):
+        yield p, part.view(sharded.local(p).shape)

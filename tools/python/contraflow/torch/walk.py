@@ -76,7 +76,7 @@ class Walk:
             self.labels.append(plans.range_name(program[at]))
             complete = self.program.complete[at]
             if complete is not None and program[at].op != "REDUCE":
-                self.operations.append((None, self._sums[complete].start))
+                self.operations.append((None, functools.partial(self._start_sum, at, complete)))
                 self.index_of.append(at)
                 self.labels.append(f"PP:{complete}REDUCE_GRAD")
         self.forwards = self._make_forwards()
@@ -147,7 +147,7 @@ class Walk:
             return self._message(at, i)
         stage = self._stages[i.stage]
         if i.op == "REDUCE":
-            return self._sums[i.stage].start
+            return functools.partial(self._start_sum, at, i.stage)
         if i.op == "STEP":
             return lambda: self._step_of(i.stage)
         if i.op in plans.COMPONENTS:
@@ -195,6 +195,11 @@ class Walk:
                 cell.dy, works[at] = edge.receive_as(cell.y_form)
                 mark_lane(cell.dy, (), lane)
         return work
+
+    def _start_sum(self, at, stage):
+        foreign = self._sums[stage].start()
+        if self.program.order is not None:
+            self._hold(at, foreign)
 
     def _step_of(self, stage):
         self._sums[stage].finish()

@@ -1,14 +1,18 @@
 """Component plans on the streams of an emulated GPU: no race of data or memory, and each that is made by hand is found."""
 
 import contextlib
+import json
 import random
 import sys
+import tempfile
+import threading
+import time
 import unittest
 import unittest.mock
 
 from torch_components_test import pair
 from torch_layers import WIDTH, Moe, Plain, batch, layers_of, loss_fn
-from torch_model import rows_of, torch
+from torch_model import rows_of, run_processes, torch
 
 import contraflow as cf
 from contraflow.torch import PlanSchedule, run_local
@@ -221,6 +225,91 @@ class StreamsTest(unittest.TestCase):
             results = [releases(text, rank) for rank in range(2)]
             self.assertEqual([], [missed for missed, _ in results for missed in missed])
             self.assertGreaterEqual(sum(found for _, found in results), least)
+
+
+def stops_at(machine, schedule, position):
+    """From an operation on nothing is done on the GPU of this rank."""
+    walk = schedule._walk
+    waiting, work = walk.operations[position]
+
+    def stop():
+        machine.stopped.add(threading.current_thread().name)
+        work()
+    walk.operations[position] = waiting, stop
+
+
+def hangs(_, text):
+    """Rank 1 stops; its watch says so and ends the process."""
+    machine = Machine()
+    with unittest.mock.patch("contraflow.torch.watch.PERIOD", 0.1), machine.installed():
+        run_local(2, on_gpu(text, machine, lambda schedule: time.sleep(30)), device="cpu", timeout=1.0)
+
+
+def on_gpu(text, machine, after, stop_rank=1, **options):
+    """Work for run_local: two steps; in the second one the GPU of a rank stops at the backward of micro-batch 0."""
+    plan = cf.Plan.from_json(text)
+
+    def work(links):
+        rank = links.rank
+        stages = {s: layers_of(plan, s, None, None, 2) for s in plan.stages_of(rank)} if (
+            plan.level == "component") else {s: Plain(s) for s in plan.stages_of(rank)}
+        schedule = PlanSchedule(plan, stages, loss_fn, links=links, **options)
+        inputs, targets = batch(plan.microbatches)
+        x, target = rows_of(plan, rank, 0, inputs), rows_of(plan, rank, plan.stages - 1, targets)
+        for step in range(2):
+            if step == 1 and rank == stop_rank:
+                at = next(at for at, i in enumerate(plan.programs[rank]) if i.op in ("BW", "B", "MLP_B"))
+                stops_at(machine, schedule, schedule._walk.index_of.index(at))
+            schedule.step(*[] if x is None else [x], target=target)
+        return after(schedule)
+    return work
+
+
+class ProgressTest(unittest.TestCase):
+    def test_places(self):
+        """The host has issued the step; its place is that of the GPU, on each lane."""
+        whole = cf.compile("1f1b", ranks=2, microbatches=3).to_json()
+        for text, expected in ((SMALL, ["is in MLP_B s1 l0 m0 ", "is in DISPATCH_F s1 l0 m1 ", "waits in SEND_B s1 m0 to=0 "]),
+                               (whole, ["is in BW s1 m0 "])):
+            machine = Machine()
+            with machine.installed():
+                places = run_local(2, on_gpu(text, machine, lambda schedule: schedule._place()), device="cpu")
+            self.assertEqual(places[0], "between steps")
+            found = sorted(places[1].split("; "))
+            self.assertEqual(len(found), len(expected), places[1])
+            for place, beginning in zip(found, sorted(expected)):
+                self.assertTrue(place.startswith(beginning), place)
+
+    def test_timeout(self):
+        began = time.monotonic()
+        (code, printed), = run_processes(1, hangs, SMALL, limit=60)
+        self.assertEqual(code, 1, printed)
+        self.assertRegex(printed, "rank 1: is in MLP_B s1 l0 m0 .*: no progress on the GPU for [12] s\n"
+                                  "  rank 0: between steps\n  rank 1: failed: is in MLP_B s1 l0 m0 ")
+        self.assertIn("the step does not end by itself, so this process ends", printed)
+        self.assertLess(time.monotonic() - began, 25)
+
+    def test_timing(self):
+        """Every second step: times of the GPU. Without them, of the host."""
+        for text in (SMALL, cf.compile("1f1b", ranks=2, microbatches=3).to_json()):
+            for every in (0, 2):
+                machine = Machine()
+                with machine.installed(), tempfile.TemporaryDirectory() as folder:
+                    def traced(schedule):
+                        schedule.trace(f"{folder}/trace.json")
+                        walk = schedule._walk
+                        return walk.times(), (walk.starts, walk.ends), walk.program.order and walk.lanes.lanes
+                    results = run_local(2, on_gpu(text, machine, traced, stop_rank=None, timing_every=every), device="cpu")
+                    with open(f"{folder}/trace.json") as file:
+                        slices = [e for e in json.load(file)["traceEvents"] if e["ph"] == "X"]
+                self.assertEqual(len(slices), sum(map(len, cf.Plan.from_json(text).programs)))
+                for (starts, ends), host, lanes in results:
+                    self.assertEqual((starts, ends) == host, every == 0)
+                    lanes = lanes or ["compute"] * len(starts)
+                    for lane in set(lanes):
+                        of = [at for at, other in enumerate(lanes) if other == lane]
+                        times = [t for at in of for t in (starts[at], ends[at])]
+                        self.assertEqual(times, sorted(times), lane)
 
 
 SMALL = pair("zb-1p", 2, 2, 1)[0]

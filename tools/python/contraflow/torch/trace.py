@@ -4,8 +4,11 @@ import json
 import os
 import time
 
+from .program import COMPONENTS
+
 _CATEGORIES = {"SEND_F": "send", "SEND_B": "send", "RECV_F": "receive", "RECV_B": "receive",
-               "REDUCE": "reduce", "STEP": "step"}
+               "REDUCE": "reduce", "STEP": "step",
+               **{op: "all-to-all" if op.startswith(("DISPATCH", "COMBINE")) else "component" for op in COMPONENTS}}
 
 
 def spans(walk):
@@ -25,10 +28,10 @@ def _rank_events(rank, rows, origin):
 
     def lane(i):
         category = _CATEGORIES.get(i["op"], "compute")
-        name = {"send": f"send to {i.get('peer')}", "receive": f"receive from {i.get('peer')}"}.get(
-            category, "compute")
+        name = {"send": f"send to {i.get('peer')}", "receive": f"receive from {i.get('peer')}",
+                "all-to-all": "all-to-all"}.get(category, "compute")
         if name not in lanes:
-            tid = 0 if name == "compute" else 2 + 2 * i["peer"] + (category == "receive")
+            tid = 2 + 2 * i["peer"] + (category == "receive") if "peer" in i else int(name == "all-to-all")
             lanes[name] = tid
         return lanes[name], category
 
@@ -50,7 +53,7 @@ def write(path, plan, links, rows):
     plain = []
     for i, index, start, end in rows:
         values = {key: getattr(i, key) for key in ("op", "stage", "microbatch", "back_stage",
-                                                   "back_microbatch", "peer")}
+                                                   "back_microbatch", "layer", "peer")}
         plain.append(({key: value for key, value in values.items() if value is not None}, index, start,
                       end))
     everyone = links.gather(plain)

@@ -30,7 +30,16 @@ class PlanTest(unittest.TestCase):
             self.assertEqual(list(plan.partition), json.loads(plan.to_json())["costs"]["partition"])
             self.assertEqual((len(plan.partition), sum(plan.partition)), (4, 10))
         self.assertEqual(plan.partition, (4, 1, 3, 2))
-        self.assertEqual(cf.compile("zb-v", ranks=2, microbatches=4).partition, ())
+        self.assertEqual(plan.layout(), ("Ettt", "t", "ttt", "tL"))
+        with self.assertRaisesRegex(cf.Error, "the costs of the plan have the layers Et.3.t.t.3.tL"):
+            plan.layout(7)
+        plan = cf.compile("zb-v", ranks=2, microbatches=4)
+        self.assertEqual(plan.partition, ())
+        self.assertEqual(plan.layout(6), ("Et", "tt", "tt", "tL"))
+        self.assertEqual(plan.layout("1,2,3,1"), ("Et", "tt", "ttt", "tL"))
+        for wrong, text in ((None, "do not say how many layers the model has"), (3, "must be in 4.*is 3")):
+            with self.assertRaisesRegex(cf.Error, text):
+                plan.layout(wrong)
 
     def test_costs(self):
         layers = [{"name": "block", "repeat": 8, "f": 2, "b": 2, "w": 2}, {"name": "head", "f": 1, "b": 1, "w": 1}]
@@ -63,6 +72,12 @@ class PlanTest(unittest.TestCase):
             name = list(wrong)[-1]
             with self.assertRaisesRegex(cf.Error, f"^{name}: must be in 0..{7 if len(wrong) > 1 else 3}, is "):
                 plan.rank_of(**wrong)
+        document = json.loads(plan.to_json())
+        document["routes"][1]["microbatches"] = [5, 6, 7]
+        broken = cf.Plan.from_json(json.dumps(document))
+        self.assertEqual((broken.rank_of(0), broken.rank_of(0, 5)), (0, 3))
+        with self.assertRaisesRegex(cf.Error, "^microbatch: no route takes 4, so the plan is not sound"):
+            broken.rank_of(0, 4)
 
     def test_instruction_has_its_fields_and_no_others(self):
         plan = cf.compile("dualpipe", ranks=4, microbatches=8)

@@ -34,7 +34,8 @@ def costs_of(kinds, comm=2, overlap=None):
 
 
 def pair(name, ranks, microbatches, kinds, overlap=None, **options):
-    """The same plan at both levels, as JSON; None where there is none for the shape."""
+    """The same plan at both levels, as JSON; None where there is none for the shape. `auto` may take other stages
+    or routes at level comm: there the plan is compared with itself, without delays."""
     if name == "auto":
         options = {"budget": "5ms", **options}
     try:
@@ -45,7 +46,11 @@ def pair(name, ranks, microbatches, kinds, overlap=None, **options):
                            **options)
     except cf.Error:
         return None
-    return component.to_json(), whole.to_json()
+    return component.to_json(), (whole if routes(whole) == routes(component) else component).to_json()
+
+
+def routes(plan):
+    return [(route.ranks, route.microbatches) for route in plan.routes]
 
 
 def random_pair(ranks, seed):
@@ -115,7 +120,7 @@ def work(me, ranks, experts, pairs, seeds, options):
     for component, whole in plans:
         place = f"{component.schedule}, {ranks} x {experts}, {component.microbatches} micro-batches, {seeds}"
         losses, grads = trained(whole, component, links, expert, group, experts, **options)
-        same = weight_orders(component, rank) == weight_orders(whole, rank)
+        same = all(weight_orders(component, r) == weight_orders(whole, r) for r in range(ranks))
         expected, model = reference(component, experts, component.microbatches)
         kinds = component.stage_layers or ["m" * component.layers] * component.stages
         for seed in seeds:
@@ -128,7 +133,8 @@ def work(me, ranks, experts, pairs, seeds, options):
                 assert close, (place, s, layer, name, grad - grads[s, layer, name])
         ends = sorted(m for route in component.routes if route.ranks[-1] == rank for m in route.microbatches)
         for m, loss in zip(ends, losses):
-            assert abs(loss.item() - expected[expert, m]) < 1e-6, (place, loss, expected[expert, m])
+            right = expected[expert, m]
+            assert abs(loss.item() - right) < 1e-6 * max(1.0, right), (place, loss, right)
         for (s, layer, name), grad in parts.items():
             of = model[sum(map(len, kinds[:s])) + layer]
             if name.startswith("e.") and experts > 1:  # an expert has the rows of all devices

@@ -284,7 +284,7 @@ class NcclLinks(LocalLinks):
         group = self._groups.setdefault(name, type(group)(self._job, name))
         return _Unseen(self.machine, group), peer
 
-    def sum_group(self, holders):
+    def sum_group(self, holders, spread=False):
         group = super().sum_group(holders)
         return group and _nccl(self, group)
 

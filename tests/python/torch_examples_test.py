@@ -1,6 +1,7 @@
 """The examples for contraflow.torch run under a launcher as torchrun's: the README's, and the training
-script, whose loss falls."""
+scripts, whose loss falls; that of Hugging Face where transformers are."""
 
+import importlib.util
 import os
 import re
 import socket
@@ -16,7 +17,7 @@ README = os.path.join(PYTHON, "contraflow", "torch", "README.md")
 
 
 def launch(ranks, *arguments):
-    """What each rank prints."""
+    """Output of each rank."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
@@ -46,6 +47,28 @@ class ExamplesTest(unittest.TestCase):
 
     def test_train_dualpipe(self):
         printed = launch(4, os.path.join(PYTHON, "examples", "train_dualpipe.py"), README)
+        losses = [float(loss) for loss in re.findall(r"step \d+ loss (\S+)", printed[0])]
+        self.assertEqual(len(losses), 20)
+        self.assertLess(losses[-1], losses[0] - 1)
+
+    def test_train_loop(self):
+        script = os.path.join(PYTHON, "examples", "train_loop.py")
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "model.pt")
+            first = launch(4, script, README, path, "zb-v")
+            again = launch(2, script, README, path, "dualpipe")
+        losses, more = ([float(loss) for loss in re.findall(r"step \d+ loss (\S+)", printed[0])]
+                        for printed in (first, again))
+        self.assertEqual((len(losses), len(more)), (20, 20))
+        self.assertLess(losses[-1], losses[0] - 1)
+        self.assertLess(abs(more[0] - losses[-1]), 0.5)  # another schedule goes on from there
+        self.assertLess(more[-1], losses[-1])
+        self.assertRegex(first[0], r"held back: loss \d")
+
+    @unittest.skipUnless(importlib.util.find_spec("transformers"), "there are no transformers")
+    def test_train_hf(self):
+        script = os.path.join(PYTHON, "examples", "train_hf.py")
+        printed = launch(4, script, README, "dualpipe")
         losses = [float(loss) for loss in re.findall(r"step \d+ loss (\S+)", printed[0])]
         self.assertEqual(len(losses), 20)
         self.assertLess(losses[-1], losses[0] - 1)

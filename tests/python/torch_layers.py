@@ -90,10 +90,10 @@ class Dense(torch.nn.Module):
 
     def attention(self, x, scale=None):
         h = x + torch.tanh(self.a(x))
-        return h, h * h
+        return h, torch.sigmoid(h)
 
-    def mlp(self, h, squares):
-        return h + torch.relu(self.b(h)) * squares
+    def mlp(self, h, gate):
+        return h + torch.relu(self.b(h)) * gate
 
 
 class Plain(torch.nn.Module):

@@ -15,11 +15,15 @@ except ImportError:
     print("skipped: no torch")
     sys.exit(77)
 
+from contraflow.torch.backward import STARTS_AT_EDGES
+
 WIDTH, ROWS = 8, 2  # of an activation of one micro-batch
 
 
 class Block(torch.nn.Module):
     """A stage with weights at several places, one of them used twice."""
+
+    TWICE = 3  # its place among the parameters
 
     def __init__(self, number, seed=0):
         super().__init__()
@@ -62,12 +66,15 @@ class Reference:
                 self.grads[s].append([p.grad for p in module.parameters()])
                 module.zero_grad(set_to_none=True)
 
-    def sum(self, stage, order):
-        """The gradients of a stage, added in an order of micro-batches."""
+    def sum(self, stage, order, twice=None):
+        """The gradients of a stage, added in an order of micro-batches; in the order `twice` that of the weight
+        which is used twice."""
         total = [g.clone() for g in self.grads[stage][order[0]]]
-        for m in order[1:]:
-            for t, g in zip(total, self.grads[stage][m]):
-                t.add_(g)
+        for at, t in enumerate(total):
+            own = order if twice is None or at != Block.TWICE else twice
+            t.copy_(self.grads[stage][own[0]][at])
+            for m in own[1:]:
+                t.add_(self.grads[stage][m][at])
         return total
 
 
@@ -78,11 +85,14 @@ def rows_of(plan, rank, stage, values):
     return values[mine].flatten(0, 1) if mine else None
 
 
-def weight_order(plan, rank, stage):
-    """The micro-batches in the order in which a rank adds their weight gradients of a stage."""
+def weight_order(plan, rank, stage, op="W"):
+    """The micro-batches in the order in which a rank adds their weight gradients of a stage, in W or, those of
+    weights used twice, in B. The first stage has no B, and torch without gradient edges needs W for all."""
+    if stage == 0 or not STARTS_AT_EDGES:
+        op = "W"
     order = []
     for i in plan.programs[rank]:
-        if i.op in ("W", "BW") and i.stage == stage:
+        if i.op in (op, "BW") and i.stage == stage:
             order.append(i.microbatch)
         elif i.op == "FB" and i.back_stage == stage:
             order.append(i.back_microbatch)

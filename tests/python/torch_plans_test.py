@@ -82,7 +82,7 @@ def run_plan(plan, links, replica=0, steps=2, counted=False, **options):
         for other in range(replicas):
             for holder in holders:
                 part = reference(plan.stages, plan.microbatches, other if replicas > 1 else replica).sum(
-                    s, weight_order(plan, holder, s))
+                    s, weight_order(plan, holder, s), weight_order(plan, holder, s, "B"))
                 total = part if total is None else [a + b for a, b in zip(total, part)]
         for p, g in zip(module.parameters(), total):
             difference = (p.grad - g.div_(plan.microbatches * replicas)).abs().max().item()
@@ -122,7 +122,7 @@ def work(rank, ranks, replicas, plans):
 
 
 def plans_of(ranks, microbatches):
-    """What compiles for a shape: (name, options)."""
+    """Plans that compile for a shape: (name, options)."""
     asked = [(name, {}) for name in ("gpipe", "1f1b", "zb-1p", "zb-2p", "zb-v", "v-half", "v-min",
                                      "chimera", "dualpipe", "dualpipe-v")]
     asked += [("interleaved-1f1b", {"chunks": chunks}) for chunks in (2, 3)]

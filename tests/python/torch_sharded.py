@@ -63,13 +63,37 @@ def train(rank, ranks, plans):
             assert all(map(torch.equal, again, expected)), plan
             for s, module in stages.items():
                 holders = [r for r in range(plan.ranks) if s in plan.stages_of(r)]
-                sums = [references[d].sum(s, weight_order(plan, holder, s))
+                sums = [references[d].sum(s, weight_order(plan, holder, s),
+                                         weight_order(plan, holder, s, "B"))
                         for d in range(REPLICAS) for holder in holders]
                 for p, *parts in zip(module.parameters(), *sums):
                     assert isinstance(p, DTensor), "gathered behind the step"
                     grad = sum(parts) * (times / (plan.microbatches * REPLICAS))
                     difference = (p.grad.full_tensor() - grad).abs().max()
                     assert difference <= times * 1e-6, (plan, rank, s, difference)
+        around(plan, schedule, references, times)
+
+
+def around(plan, schedule, references, times):
+    """The norm over all shards of all ranks, each counted once, and a state of whole tensors."""
+    scale = times / (plan.microbatches * REPLICAS)
+    grads = []
+    for s in range(plan.stages):
+        holders = [r for r in range(plan.ranks) if s in plan.stages_of(r)]
+        sums = [reference.sum(s, weight_order(plan, holder, s)) for reference in references for holder in holders]
+        grads += [sum(parts) * scale for parts in zip(*sums)]
+    for norm_type in (2.0, 1.0, float("inf")):
+        expected = torch.linalg.vector_norm(torch.cat([g.reshape(-1) for g in grads]), norm_type)
+        before = [p.grad.full_tensor() for _, p in schedule.named_parameters()]
+        norm = schedule.clip_grad_norm_(expected / 2, norm_type)
+        torch.testing.assert_close(norm, expected, rtol=1e-5, atol=0)
+        for (_, p), grad in zip(schedule.named_parameters(), before):
+            torch.testing.assert_close(p.grad.full_tensor(), grad / 2, rtol=1e-4, atol=1e-8)
+            p.grad.mul_(2)
+    state = {name: p.detach().full_tensor() + 1 for name, p in schedule.named_parameters()}
+    schedule.load_state_dict(state)
+    for name, p in schedule.named_parameters():
+        assert isinstance(p, DTensor) and torch.equal(p.detach().full_tensor(), state[name]), name
 
 
 def refusals(rank, ranks):

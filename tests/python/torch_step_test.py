@@ -144,6 +144,42 @@ class StepTest(unittest.TestCase):
         with self.assertRaisesRegex(ValueError, "bias requires a gradient"):
             PlanSchedule(plan_of(), {0: WithBias(0)}, loss_fn).step(x, target=y, bias=torch.ones(1, requires_grad=True))
 
+    def test_chunk_spec(self):
+        (x, y), seen, rows = data(), [], 2 * MICROBATCHES
+
+        class Looks(Block):
+            def forward(self, x, more, **kwargs):
+                seen.append((more, kwargs))
+                return super().forward(x)
+        given = {"table": torch.zeros(rows, 3), "tokens": torch.arange(2 * rows), "by_rows": torch.arange(rows),
+                 "inside": {"mask": torch.arange(rows), "rope": (torch.zeros(rows, 2), [torch.arange(rows)])}}
+        spec = {0: True, 1: False, "table": False, "tokens": True, "not given": True,
+                "inside": {"rope": (False, [None])}, "target": {"y": True, "weights": False}}
+        schedule = PlanSchedule(plan_of(), {0: Looks(0)}, lambda output, target: loss_fn(output, target["y"][:2])
+                                + 0 * target["weights"][rows - 1], chunk_spec=spec)
+        schedule.step(x, torch.ones(rows), target={"y": y.repeat_interleave(2, 0), "weights": torch.ones(rows)},
+                      **given)
+        for m, (more, kwargs) in enumerate(seen):
+            part = [2 * m, 2 * m + 1]
+            self.assertEqual(len(more), rows)
+            self.assertIs(kwargs["table"], given["table"])
+            self.assertIs(kwargs["inside"]["rope"][0], given["inside"]["rope"][0])
+            self.assertEqual(kwargs["tokens"].tolist(), list(range(4 * m, 4 * m + 4)))
+            self.assertEqual([t.tolist() for t in (kwargs["by_rows"], kwargs["inside"]["mask"],
+                                                   kwargs["inside"]["rope"][1][0])], [part] * 3)
+        for wrong, error, text in (
+                ([], TypeError, "chunk_spec must be a dict .* is a list"),
+                ({True: False}, TypeError, "chunk_spec: True must be the name of a keyword"),
+                ({"inside": {"mask": 0}}, TypeError, r"chunk_spec\['inside'\] must be True .* has 0"),
+                ({"inside": {"max": True}}, ValueError, "chunk_spec.'inside'. has 'max', .* has .'mask', 'rope'"),
+                ({"inside": {"rope": [True]}}, ValueError, "a list of 1, and what is given there a tuple of 2"),
+                ({"table": (True,)}, ValueError, "a tuple of 1, and what is given there a Tensor: give the same"),
+                ({"tokens": True, "by_rows": True, "table": True, "odd": True}, ValueError,
+                 r"odd has shape \[7\], which does not chunk into 3 micro-batches of the same size")):
+            with self.subTest(text), self.assertRaisesRegex(error, text):
+                PlanSchedule(plan_of(), {0: Looks(0)}, loss_fn, chunk_spec=wrong).step(
+                    x, torch.ones(rows), target=y, odd=torch.arange(7), **given)
+
     def test_steps_add_up(self):
         x, y = data()
         for zeros in (None, 0.0):

@@ -7,9 +7,11 @@
 #include <memory>
 #include <optional>
 #include <utility>
+#include <variant>
 
 #include "compiler/files/plan_io.h"
 #include "tools/cli/spec_options.h"
+#include "tools/interop/stage_layers.h"
 #include "tools/python/bindings.h"
 #include "tools/report/report.h"
 
@@ -42,6 +44,16 @@ void RequireNone(const Plan& plan, std::vector<Finding> findings) {
     text += "; and " + std::to_string(findings.size() - kShown) + " more";
   }
   throw Unsound(std::move(findings), text);
+}
+
+py::tuple LayoutOf(const PlanObject& self,
+                   const std::optional<std::variant<int, std::string>>& layers) {
+  std::optional<std::string> text;
+  if (layers) {
+    const int* const count = std::get_if<int>(&*layers);
+    text = count != nullptr ? std::to_string(*count) : std::get<std::string>(*layers);
+  }
+  return py::tuple(py::cast(LayersOfStages(self.plan, text, UnknownLayers::kRefuse)));
 }
 
 }  // namespace
@@ -78,7 +90,7 @@ bool PlanObject::has_report() const {
 
 namespace {
 
-/// Of a sound plan in its own costs. With the GIL.
+/// The report of a sound plan in its own costs. With the GIL.
 const Report& ReportOf(const std::shared_ptr<PlanObject>& self) {
   if (!self->has_report()) {
     UntilInterrupted([self](const std::atomic<bool>&) { self->report(); });
@@ -156,6 +168,10 @@ int RankOf(const PlanObject& self, int stage, std::optional<int> microbatch) {
   const auto taken = std::ranges::find_if(plan.routes, [&](const Route& route) {
     return !microbatch || std::ranges::binary_search(route.microbatches, *microbatch);
   });
+  if (taken == plan.routes.end()) {
+    throw Error("microbatch: no route takes " + std::to_string(*microbatch) +
+                ", so the plan is not sound; see verify()");
+  }
   return taken->ranks[static_cast<size_t>(stage)];
 }
 
@@ -294,8 +310,13 @@ PlanClass BindPlan(py::module_& module) {
                              "A tuple for each rank with its instructions in issue order.")
       .def("stages_of", &StagesOf, py::arg("rank"), "Stages that live on a rank, ascending.")
       .def("rank_of", &RankOf, py::arg("stage"), py::arg("microbatch") = py::none(),
-           "The rank that a stage lives on for a micro-batch. Without one that of the first route; "
-           "a plan with two routes has a second rank for each stage.");
+           "The rank that a stage lives on for a micro-batch. Without one that of the first of "
+           "`routes`; on another the stage lives elsewhere.")
+      .def("layout", &LayoutOf, py::arg("layers") = py::none(),
+           "Of each stage its layers, a letter each: E embedding, t transformer layer, m layer of "
+           "multi-token prediction, L head. Where the costs do not know them, `layers` says how "
+           "many the model or each stage has (32, or \"6,5x6,4\"), or is a layout such as "
+           "\"Et*3|t*4|t*3L\".");
   const auto figure = [&plan](const char* name, auto of, const char* doc) {
     plan.def_property_readonly(
         name, [of](const std::shared_ptr<PlanObject>& self) { return of(ReportOf(self)); }, doc);

@@ -7,8 +7,10 @@ import zlib
 import torch
 
 from . import program as plans
+from .batch import check_chunk_spec
 from .layers import Layers, extra_layers
-from .links import default_device
+from .links import default_device, members
+from .reduce import spread_parameters
 from .sharded import check_sharded, is_sharded
 
 _WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel")
@@ -17,9 +19,10 @@ _WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel")
 class Arguments:
     """The arguments of a PlanSchedule that its check needs, as this process has them."""
 
-    def __init__(self, plan, ranks, replicas, stages, *, loss_fn, weight_grad, data_parallel, grad_reduce,
-                 on_step, rank, overlap=None, device=None, **options):
+    def __init__(self, plan, ranks, replicas, experts, stages, *, loss_fn, weight_grad, data_parallel, grad_reduce,
+                 on_step, rank, overlap=None, device=None, links=None, **options):
         self.plan, self.ranks, self.replicas, self.stages = plan, ranks, replicas, stages
+        self.experts, self.links = experts, links
         self.rank = rank
         self.loss_fn, self.weight_grad = loss_fn, weight_grad
         self.data_parallel, self.grad_reduce, self.on_step = data_parallel, grad_reduce, on_step
@@ -27,7 +30,7 @@ class Arguments:
         self.options = dict(options, weight_grad=weight_grad)  # that all processes must have alike
         for name, given in (("grad_reduce", grad_reduce), ("on_step", on_step)):
             self.options[name] = "given" if given is not None else None
-        self.shared = []
+        self.shared, self.tied, self.spread = [], {}, []
 
     def check(self):
         """Raises ValueError or TypeError, with the remedy, for what this process alone can see."""
@@ -52,6 +55,7 @@ class Arguments:
             raise ValueError(f"weight_grad must be \"autograd\" or \"store\", is {self.weight_grad!r}")
         if self.data_parallel is not None and self.grad_reduce is not None:
             raise ValueError("data_parallel and grad_reduce both sum over replicas: give one of them")
+        check_chunk_spec(self.options.get("chunk_spec"))
         sharded = all(isinstance(m, torch.nn.Module) and is_sharded(m) for m in self.stages.values())
         if plan.data_parallel > 1 and self.grad_reduce is None and not sharded and (
                 len(self.replicas) != plan.data_parallel):
@@ -66,8 +70,10 @@ class Arguments:
         if device.type == "cuda" and device.index not in (None, torch.cuda.current_device()):
             raise ValueError(f"rank {self.rank} has its modules on {device}, and the current device is cuda:"
                              f"{torch.cuda.current_device()}: call torch.cuda.set_device({device.index}) first")
+        self._check_experts()
         self.shared = _shared(plan, self.rank, self.stages)
         self._check_shared()
+        self._check_tied()
 
     def _check_module(self, stage, module):
         if not isinstance(module, torch.nn.Module):
@@ -103,6 +109,30 @@ class Arguments:
             if value:
                 raise ValueError(f"{name}= is for whole stages, and the plan is of level component: {remedy}")
 
+    def _check_experts(self):
+        count = len(self.experts)
+        me = self.ranks[self.rank]
+        if me not in self.experts:
+            raise ValueError(f"process {me} is not in expert_parallel, which has {self.experts}: give each "
+                             "process the group that it is in")
+        if count > 1 and count != self.plan.expert_parallel:
+            raise ValueError(f"expert_parallel has {count} processes, and the plan is for {self.plan.expert_parallel}"
+                             f": compile it with expert_parallel={count}")
+        if self.links is not None and self.links.experts != self.experts:
+            raise ValueError(f"expert_parallel has the processes {self.experts}, and links= those of "
+                             f"{self.links.experts}: make Links with the same expert_parallel=")
+        for stage, module in self.stages.items():
+            if count > 1 and is_sharded(module):
+                raise ValueError(f"stage {stage} is sharded with fully_shard, over a mesh without the processes of "
+                                 "expert_parallel: give the bare module, and data_parallel= for replicas")
+            for part in module.modules():
+                group = getattr(part, "expert_group", None)
+                if group is not None and members(group) != self.experts:
+                    raise ValueError(f"stage {stage} has experts over the processes {members(group)}, and "
+                                     f"expert_parallel has {self.experts}: pass their group as expert_parallel=")
+            spread = spread_parameters(module)
+            self.spread.append((stage, [(p in spread, *p.shape) for p in module.parameters()] if spread else []))
+
     def _check_shared(self):
         holders = plans.holders(self.plan)
         for uses in self.shared:
@@ -115,6 +145,26 @@ class Arguments:
                 raise ValueError(f"{text}, whose gradient is complete with the last of them: leave out "
                                  "grad_reduce and on_step, which take one stage after the other, and do "
                                  "their work behind step()")
+
+
+    def _check_tied(self):
+        holders = plans.holders(self.plan)
+        self.tied = {(s, name): tuple(places) for s, module in self.stages.items()
+                     for name, places in getattr(module, "tied_parameters", {}).items()}
+        for (s, name), places in self.tied.items():
+            text = f"stage {s}: tied_parameters[{name!r}] = {places}"
+            if (s, name) not in places or any(not 0 <= at < self.plan.stages for at, _ in places):
+                raise ValueError(f"{text} must be all (stage, name) of one parameter, this one among them")
+            own = [self.stages[at].get_parameter(n) for at, n in places if at in self.stages]
+            if any(p is not own[0] for p in own):
+                raise ValueError(f"{text}: rank {self.rank} holds several of them: give these one Parameter")
+            held = [set(holders[at]) for at, _ in places]
+            if any(a != b and a & b for a in held for b in held):
+                raise ValueError(f"{text}: ranks {[sorted(h) for h in held]} hold them, of which some have all and "
+                                 "some do not: give each stage a parameter of its own")
+            if self.grad_reduce is not None or self.on_step is not None:
+                raise ValueError(f"{text}: its gradient is complete at the end of the step: leave out grad_reduce "
+                                 "and on_step, and do their work after step()")
 
 
 def _shared(plan, rank, stages):
@@ -140,13 +190,13 @@ def agree(arguments, gather):
     ranks, mine = arguments.ranks, zlib.crc32(text.encode())
     stages = [] if problem else sorted(arguments.stages)
     said = gather((problem and str(problem), mine, uuid.uuid4().hex, ranks, arguments.replicas, stages,
-                   arguments.shared, arguments.options))
+                   arguments.shared, arguments.options, arguments.tied, arguments.experts, dict(arguments.spread)))
     if problem is not None:
         raise problem
-    linked, found = {*ranks}, set()  # this pipeline, its replicas, and theirs
+    linked, found = {*ranks}, set()  # this pipeline, its replicas and those that share its experts, and theirs
     while linked != found:
         found = set(linked)
-        linked.update(other for at in found for other in (*said[at][3], *said[at][4]))
+        linked.update(other for at in found for other in (*said[at][3], *said[at][4], *said[at][9]))
     for at in sorted(linked):
         if said[at][0] is not None:
             raise ValueError(f"process {at}: {said[at][0]}")
@@ -159,13 +209,46 @@ def agree(arguments, gather):
             if said[at][7][name] != value:
                 raise ValueError(f"process {at} has {name}={said[at][7][name]}, process {first} has "
                                  f"{name}={value}: give all processes the same")
-    for at, (_, _, _, its_ranks, its_replicas, stages, shared, _) in enumerate(said):
+    _agree_on_experts(said, linked)
+    for at, (_, _, _, its_ranks, its_replicas, stages, shared, _, tied, *_) in enumerate(said):
+        for places in tied.values():
+            for other in {*its_ranks, *its_replicas}:
+                for stage, name in places:
+                    if stage in said[other][5] and said[other][8].get((stage, name)) != places:
+                        raise ValueError(f"process {at} ties {places}, and process {other}, which holds stage {stage}, "
+                                         f"{said[other][8].get((stage, name))}: give both the same tied_parameters")
         for other in {*its_ranks, *its_replicas} if shared else ():
             common = {*stages} & {*said[other][5]}
             if _among(common, shared) != _among(common, said[other][6]):
                 raise ValueError(f"processes {at} and {other} hold stages {sorted(common)} and must share "
                                  "the same parameters between them, complete in the same order")
     return said[ranks[0]][2]
+
+
+def _agree_on_experts(said, linked):
+    """Processes that share experts must call their exchanges in one order, and have the same parameters."""
+    place = {at: said[at][9].index(at) for at in linked}
+    for at in sorted(linked):
+        _, plan, _, ranks, replicas, *_, experts, spread = said[at]
+        for other in (*ranks, *replicas):
+            if place[other] != place[at]:
+                raise ValueError(f"process {other} is at place {place[other]} of its expert_parallel, and process {at}"
+                                 f", of the same pipeline or another replica of it, at place {place[at]}: give both "
+                                 "the same experts")
+        for other in experts:
+            text = f"process {other}, which is in expert_parallel of process {at},"
+            its_ranks = said[other][3]
+            if said[other][9] != experts:
+                raise ValueError(f"{text} has expert_parallel={said[other][9]}, and not {experts}: give each process "
+                                 "the group that it is in")
+            if its_ranks.index(other) != ranks.index(at) or said[other][1] != plan:
+                raise ValueError(f"{text} is rank {its_ranks.index(other)} of its pipeline and process {at} rank "
+                                 f"{ranks.index(at)}, or their plans differ: expert_parallel is for the same rank of "
+                                 "pipelines with the same plan")
+            for stage, parameters in spread.items():
+                if said[other][10][stage] != parameters:
+                    raise ValueError(f"{text} has other parameters or experts in stage {stage}: give all processes of "
+                                     "the group the same layers, with as many experts on each")
 
 
 def _among(stages, shared):

@@ -3,8 +3,8 @@
 B asks autograd for the gradients of the stage's inputs alone, and for those at every node where weights
 join the way from the inputs to the outputs. W starts at these nodes. Nodes of PyTorch then compute what is
 asked of them; a checkpointed forward runs once more. A weight that joins at several places gets its gradient
-in B, and W adds it. A node of Python, such as a fused function or a compiled block, computes both gradients
-at once: its weights get theirs in B. Where all weights of a stage are such, B is a full backward.
+in B. A node of Python, such as a fused function or a compiled block, computes both gradients at once: its weights
+get theirs in B. Where all weights of a stage are such, B is a full backward.
 
 What the graph saved for B alone is dropped after B. Where autograd cannot start at a `GradientEdge` (torch
 1.13), W walks from the outputs again, which gives the same bits and costs the time of a B more.
@@ -227,14 +227,14 @@ def backward_input(roots, grads, inputs):
     with _kept(done if later else ()):
         got = torch.autograd.grad(roots, wanted + early + at_once, grads, retain_graph=bool(later),
                                   allow_unused=True)
-    for leaf, grad in zip(at_once, got[len(wanted) + len(early):]):
+    for leaf, grad in zip(early + at_once, got[len(wanted):]):
         if grad is not None:
             _add(leaf, grad)
     if later:
         _drop_saved(done)
     late = [([(start, grad, versions.get((start.node, start.output_nr), grad._version))
               for start, grad in zip(starts, got[at]) if grad is not None], own) for starts, at, own in later]
-    return got[:len(inputs)], (late, list(zip(early, got[len(wanted):])))
+    return got[:len(inputs)], late
 
 
 def _unchanged(known):
@@ -252,9 +252,8 @@ def backward_weight(left, weights):
         if left and weights:
             torch.autograd.backward(*_unchanged(left), inputs=weights)
         return
-    late, early = left
     with _ExecGroup():
-        for known, own in late:
+        for known, own in left:
             if known:
                 starts, grads = _unchanged(known)
                 try:
@@ -265,6 +264,3 @@ def backward_weight(left, weights):
                     raise RuntimeError("a selective checkpoint allows one backward, and the plan has B and W: "
                                        "checkpoint without context_fn, let the plan recompute, or take a plan "
                                        "with full backwards such as 1f1b") from error
-    for leaf, grad in early:
-        if grad is not None:
-            _add(leaf, grad)

@@ -198,10 +198,11 @@ class LayeredStage(Stage):
             one.after, other.before = other, one
         return made
 
-    def open_parts(self, cell: Cell) -> Values:
+    def open_parts(self, cell: Cell) -> Any:
         """What the first layer reads."""
         self._open(cell)
-        x, cell.x = cell.x, None
+        x: Any = cell.x
+        cell.x = None
         return x
 
     def close_parts(self, cell: Cell, of_layer: LayerCell, out: Values, again: bool) -> None:
@@ -249,9 +250,10 @@ class LayeredStage(Stage):
                 dx = island.backward([self.start_grad(cell.loss)])
             mark_lane(dx, out, COMPUTE_LANE)
             return dx
-        grads = iter(cell.dy)
-        cell.dy = None
-        return [next(grads) if used else None for used in cell.used]
+        dy: Any = cell.dy
+        used: Any = cell.used
+        cell.dy, grads = None, iter(dy)
+        return [next(grads) if of else None for of in used]
 
     def hand_back(self, cell: Cell, x: Values, dx: Grads) -> None:
         """Gradients of the inputs of the stage, to the stage before."""

@@ -90,7 +90,7 @@ def _explicit_in_autograd(function: Callable[..., Any], explicit: Callable[..., 
         def backward(ctx: Any, *grads: Any) -> Any:
             return explicit(ctx.handle, *grads)
 
-    return Explicit.apply
+    return Explicit.apply  # type: ignore[no-any-return]
 
 
 def extra_layers(layers: Layers, kinds: str, first: bool, last: bool) -> Tuple[int, int]:

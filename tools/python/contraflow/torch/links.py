@@ -8,6 +8,7 @@ program, can at worst serialize it, which the proof of the plan covers.
 import contextlib
 import datetime
 import weakref
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -24,27 +25,33 @@ class Links:
     sums            sets of ranks of the pipeline that hold the same stage
     group           the processes of this pipeline, rank by rank (None: all)
     data_parallel   the processes that hold the same rank of other pipelines (None: only this)
+    expert_parallel the processes that share this rank's experts (None: only this)
     timeout         seconds that a message may take
     device          where messages live (None: the current GPU where the backend is NCCL, else the CPU)
     """
 
-    def __init__(self, edges, sums, group=None, data_parallel=None, timeout=300.0, device=None):
+    def __init__(self, edges, sums, group=None, data_parallel=None, timeout=300.0, device=None,
+                 expert_parallel=None):
         me = dist.get_rank()
         if _discarded:
             torch.cuda.synchronize()
             _destroy(_discarded)
-        self.ranks = members(group)
+        self.ranks, self._group = members(group), group
         self.rank = self.ranks.index(me)
         self.replicas = members(data_parallel) if data_parallel is not None else [me]
+        self.experts = members(expert_parallel) if expert_parallel is not None else [me]
         self.timeout, self.gather = timeout, gather
         self.store = dist.distributed_c10d._get_default_store()
-        asked = gather((self.ranks, self.replicas, sorted(edges), sorted(sums)))
-        replicas_of = {ranks[ranks.index(at)]: replicas
-                       for at, (ranks, replicas, _, _) in enumerate(asked)}
+        asked = gather((self.ranks, self.replicas, self.experts, sorted(edges), sorted(sums)))
+        # By process: those that hold the same parameters, spread over an expert group (True) or not.
+        copies_of = {True: {at: replicas for at, (_, replicas, _, _, _) in enumerate(asked)}}
+        copies_of[False] = {at: [r for e in experts for r in copies_of[True][e]]
+                            for at, (_, _, experts, _, _) in enumerate(asked)}
         pairs, sets = set(), set()
-        for ranks, _, their_edges, their_sums in asked:
+        for ranks, _, _, their_edges, their_sums in asked:
             pairs.update((ranks[a], ranks[b]) for a, b in their_edges)
-            sets.update(_all_holders(ranks, holders, replicas_of) for holders in their_sums)
+            sets.update(_all_holders(ranks, holders, copies) for holders in their_sums
+                        for copies in copies_of.values())
         limit = datetime.timedelta(seconds=timeout)
         self._edges = {pair: dist.new_group(sorted(pair), timeout=limit, pg_options=_options(limit))
                        for pair in sorted(pairs)}
@@ -52,7 +59,7 @@ class Links:
         for processes in sorted(sets):
             if len(processes) > 1:
                 self._sums[processes] = dist.new_group(list(processes), timeout=limit)
-        self._replicas_of = replicas_of
+        self._copies_of = copies_of
         # Forms are for the host, which would wait for the GPU to read them.
         self._headers = dist.new_group(backend="gloo", timeout=limit) if _uses_nccl() else None
         mine = [group for at, group in (*self._edges.items(), *self._sums.items()) if me in at]
@@ -60,9 +67,10 @@ class Links:
             mine.append(self._headers)
         self._give_back = weakref.finalize(self, _give_back, mine)
         self._give_back.atexit = False
-        self._connect(torch.device(device) if device is not None else default_device())
+        self.device = torch.device(device) if device is not None else default_device()
+        self._connect(self.device, expert_parallel)
 
-    def _connect(self, device):
+    def _connect(self, device, expert_parallel):
         """Sends one element over each group, in one order everywhere. NCCL connects at the first message
         of a group, and may hang there while other messages wait on the device."""
         me, element = dist.get_rank(), torch.zeros(1, device=device)
@@ -73,6 +81,9 @@ class Links:
         for processes, group in self._sums.items():
             if me in processes:
                 _complete(group.allreduce([element]), device)
+        if len(self.experts) > 1:  # the exchanges of its layers
+            sent = torch.zeros(len(self.experts), device=device)
+            dist.all_to_all_single(torch.empty_like(sent), sent, group=expert_parallel)
 
     def close(self):
         """Gives the process groups back. Links that are dropped do the same."""
@@ -95,14 +106,18 @@ class Links:
             return self.edge(source, target)
         return self._headers, self.ranks[target if source == self.rank else source]
 
-    def sum_group(self, holders):
-        """The group over which the gradients of a stage with these holders are added, with all
-        replicas; None if that is this process alone."""
-        processes = _all_holders(self.ranks, holders, self._replicas_of)
+    def sum_group(self, holders, spread=False):
+        """The group over which the gradients of a stage with these holders are added, with all replicas, and
+        unless the parameters are `spread` over it with the expert group; None if that is this process alone."""
+        processes = _all_holders(self.ranks, holders, self._copies_of[spread])
         if len(processes) > 1 and processes not in self._sums:
             raise ValueError(f"these links have no group for ranks {list(holders)}: make them for all "
                              "plans that use them")
         return self._sums.get(processes)
+
+    def combine(self, tensor: torch.Tensor, op: Any) -> None:
+        """Sums a tensor, or takes its maximum, over the ranks of the pipeline."""
+        dist.all_reduce(tensor, op, group=self._group)
 
     def broadcast(self, tensor, sum_group):
         """Gives all of one of the groups for sums what its first process has."""
@@ -175,8 +190,8 @@ def members(group):
     return sorted(to_group, key=to_group.get)
 
 
-def _all_holders(ranks, holders, replicas_of):
-    return tuple(sorted({r for holder in holders for r in replicas_of[ranks[holder]]}))
+def _all_holders(ranks, holders, copies_of):
+    return tuple(sorted({r for holder in holders for r in copies_of[ranks[holder]]}))
 
 
 class Edge:

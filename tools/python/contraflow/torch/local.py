@@ -49,7 +49,7 @@ class LocalLinks:
     the order of the ranks. A message is copied by who takes it, on the stream that waits for it."""
 
     def __init__(self, job: Job, rank: int):
-        self.rank, self.ranks, self.replicas = rank, list(range(job.ranks)), [rank]
+        self.rank, self.ranks, self.replicas, self.experts = rank, list(range(job.ranks)), [rank], [rank]
         self.timeout, self.store = job.timeout, job.store
         self._job, self._rounds = job, 0
         self._groups: Dict[Hashable, Any] = {}
@@ -62,7 +62,7 @@ class LocalLinks:
 
     headers = edge  # that of the messages
 
-    def sum_group(self, holders: Sequence[int]) -> Optional[LocalSum]:
+    def sum_group(self, holders: Sequence[int], spread: bool = False) -> Optional[LocalSum]:
         if len(holders) == 1:
             return None
         name = "sum", tuple(sorted(holders))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, Hashable, Iterable, List, Optional, Sequence, Tuple
 
-Instruction = Any
+Instruction = Any  # one of contraflow; its operation says which fields it has
 COMPUTE_LANE = "compute"
 EXCHANGE_LANE = "alltoall"
 
@@ -72,4 +72,5 @@ def foreign(read: Sequence[Any], lane: Hashable) -> Dict[Hashable, List[Any]]:
 
 
 def _memory(tensor: Any) -> int:
-    return tensor.untyped_storage().data_ptr() if hasattr(tensor, "untyped_storage") else tensor.storage().data_ptr()
+    storage = tensor.untyped_storage() if hasattr(tensor, "untyped_storage") else tensor.storage()
+    return int(storage.data_ptr())

@@ -1,7 +1,13 @@
 """What a rank's program says beyond its order: who consumes a message, when a message that was sent
 has surely arrived, and where the gradients of a stage are complete."""
 
-from .order import COMPUTE_LANE, LaneOrder, lane_of
+from __future__ import annotations
+
+from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
+
+import contraflow as cf
+
+from .order import COMPUTE_LANE, Instruction, LaneOrder, lane_of
 
 MESSAGES = ("SEND_F", "SEND_B", "RECV_F", "RECV_B")
 COMPUTE = ("F", "B", "W", "BW", "FB")
@@ -13,25 +19,25 @@ WEIGHT = ("W", "BW", "FB", "ATTN_W", "MLP_W")
 KNOWN = COMPUTE + COMPONENTS + ("R", "REDUCE", "STEP") + MESSAGES
 
 
-def forward_cell(i):
+def forward_cell(i: Instruction) -> Any:
     """(stage, micro-batch) whose forward an instruction runs, all or a part of it, or None."""
     return (i.stage, i.microbatch) if i.op in FORWARD else None
 
 
-def back_cell(i, ops=BACKWARD):
+def back_cell(i: Instruction, ops: Sequence[str] = BACKWARD) -> Any:
     """(stage, micro-batch) whose backward an instruction runs, all or a part of it, or None."""
     if i.op not in ops:
         return None
     return (i.back_stage, i.back_microbatch) if i.op == "FB" else (i.stage, i.microbatch)
 
 
-def tag(i):
+def tag(i: Instruction) -> Tuple[str, int, int]:
     """Equal for a SEND and its RECV: activation or gradient, the stage that made it, micro-batch."""
     made = i.stage + {"RECV_F": -1, "RECV_B": 1}.get(i.op, 0)
     return i.op[-1], made, i.microbatch
 
 
-def torch_cell(i):
+def torch_cell(i: Instruction) -> str:
     """An instruction as PyTorch's schedules call it."""
     if i.op == "FB":
         return f"({i.stage}F{i.microbatch};{i.back_stage}B{i.back_microbatch})OVERLAP_F_B"
@@ -39,7 +45,7 @@ def torch_cell(i):
     return f"{i.stage}{name}{'' if i.microbatch is None else i.microbatch}"
 
 
-def range_name(i):
+def range_name(i: Instruction) -> str:
     """An instruction as profiles call it: as PyTorch's runtime does, a component as DeepSeek's published one."""
     if i.op in COMPONENTS:
         part, way = i.op.split("_")
@@ -47,11 +53,11 @@ def range_name(i):
     return "PP:" + torch_cell(i)
 
 
-def check(plan):
+def check(plan: cf.Plan) -> None:
     """Raises ValueError, with the remedy, unless the runtime can walk the plan."""
     if plan.level not in ("comm", "component"):
-        remedy = {"compute": "has no messages yet", "buffer": "has addresses in memory"}
-        raise ValueError(f"the plan is of level {plan.level}, which {remedy[plan.level]}: compile it with "
+        reason = "has addresses in memory" if plan.level == "buffer" else "has no messages yet"
+        raise ValueError(f"the plan is of level {plan.level}, which {reason}: compile it with "
                          "level=\"comm\", or level=\"component\" for stages given as layers")
     for rank, program in enumerate(plan.programs):
         for index, i in enumerate(program):
@@ -61,24 +67,24 @@ def check(plan):
                                  f"contraflow.torch runs{remedy}")
             if i.op == "R" and any(key in str(i) for key in (" part=", " layers=")):
                 raise ValueError(f"rank {rank}, {i} (instruction {index}): modules run their whole "
-                                 "forward again: compile it with recompute=\"full\" or stages, or "
-                                 "checkpoint inside the modules")
+                                 "forward again: compile it with level=\"component\" and give layers, compile "
+                                 "it with recompute=\"full\" or stages, or checkpoint inside the modules")
 
 
-def holders(plan):
+def holders(plan: cf.Plan) -> List[List[int]]:
     """For each stage the ranks that hold it, ascending."""
     return [sorted({route.ranks[stage] for route in plan.routes}) for stage in range(plan.stages)]
 
 
-def edges(plan):
+def edges(plan: cf.Plan) -> List[Tuple[int, int]]:
     """The directed pairs of ranks between which messages go, ascending."""
-    return sorted({(rank, i.peer) for rank, program in enumerate(plan.programs) for i in program
+    return sorted({(rank, int(i.peer or 0)) for rank, program in enumerate(plan.programs) for i in program
                    if i.op in ("SEND_F", "SEND_B")})
 
 
-def layer_kinds(program):
+def layer_kinds(program: Sequence[Instruction]) -> Dict[int, str]:
     """By stage of a component program: a letter for each layer, as in plans."""
-    kinds = {}
+    kinds: Dict[int, Dict[int, str]] = {}
     for i in program:
         if i.op in ("ATTN_F", "MLP_F", "DISPATCH_F"):
             of_layers = kinds.setdefault(i.stage, {})
@@ -90,30 +96,31 @@ def layer_kinds(program):
 class RankProgram:
     """The program of one rank, with what follows from the programs of its peers."""
 
-    def __init__(self, plan, rank):
-        self.rank, self.instructions = rank, list(plan.programs[rank])
+    def __init__(self, plan: cf.Plan, rank: int) -> None:
+        self.rank = rank
+        self.instructions: List[Instruction] = list(plan.programs[rank])
         self.needs = _needs(self.instructions)    # by instruction: the RECVs that it waits for
         self.order = _order(plan, self.instructions)  # its lanes, or None where it has one
         self.arrived = self._arrivals(plan)       # by instruction: SENDs that are over once it runs
-        self.complete = [None] * len(self.instructions)  # by instruction: the stage whose sum begins there
+        self.complete: List[Optional[int]] = [None] * len(self.instructions)  # by instruction: the stage whose sum begins there
         for stage, index in _completions(self.instructions).items():
             self.complete[index] = stage
         self.again = {(i.stage, i.microbatch) for i in self.instructions if i.op == "R"}
-        self.parts_again = {}  # by stage, micro-batch and layer: the parts that run again
+        self.parts_again: Dict[Tuple[int, int, int], Set[str]] = {}  # by stage, micro-batch and layer: the parts that run again
         for i in self.instructions:
             if i.op.endswith("_R"):
                 self.parts_again.setdefault((i.stage, i.microbatch, i.layer), set()).add(i.op[:-2])
         self.kinds = layer_kinds(self.instructions)
 
-    def _arrivals(self, plan):
+    def _arrivals(self, plan: cf.Plan) -> List[List[int]]:
         """A SEND is over when something arrives that its receiver sent behind the instruction that
         waited for it; then its bytes can be dropped without waiting."""
         mine = self.instructions
-        arrived = [[] for _ in mine]
+        arrived: List[List[int]] = [[] for _ in mine]
         consumer_of = {tag(mine[recv]): index for index, recvs in enumerate(self.needs)
                        for recv in recvs}
         for peer in sorted({i.peer for i in mine if i.op.startswith("SEND")}):
-            program = list(plan.programs[peer])
+            program: List[Instruction] = list(plan.programs[peer])
             order = _order(plan, program)
             their = {tag(program[recv]): index for index, recvs in enumerate(_needs(program))
                      for recv in recvs if program[recv].peer == self.rank}
@@ -132,12 +139,14 @@ class RankProgram:
         return arrived
 
 
-def _order(plan, program):
+def _order(plan: cf.Plan, program: Sequence[Instruction]) -> Any:
     """The lanes of a program of level component, or None. A RECV also waits for the forward that tells its form,
     and for the compute before the last one: so its buffer is taken no earlier than the plan says."""
     if plan.level != "component":
         return None
-    awaited, forward_ends, compute = [], {}, []
+    awaited: List[List[int]] = []
+    forward_ends: Dict[Any, int] = {}
+    compute: List[int] = []
     for index, i in enumerate(program):
         before = list(i.after)
         if i.op.startswith("RECV"):
@@ -152,9 +161,9 @@ def _order(plan, program):
     return LaneOrder(program, awaited)
 
 
-def _completions(program):
+def _completions(program: Sequence[Instruction]) -> Dict[int, int]:
     """By stage: the instruction at which its gradients are complete."""
-    last = {}
+    last: Dict[int, int] = {}
     for index, i in enumerate(program):
         if i.op in WEIGHT:
             last[back_cell(i, WEIGHT)[0]] = index
@@ -164,16 +173,16 @@ def _completions(program):
     return last
 
 
-def completion_order(program):
+def completion_order(program: Sequence[Instruction]) -> List[int]:
     """The stages of a rank in the order in which their gradients are complete."""
     last = _completions(program)
-    return sorted(last, key=last.get)
+    return sorted(last, key=last.__getitem__)
 
 
-def _needs(program):
+def _needs(program: Sequence[Instruction]) -> List[List[int]]:
     """By instruction: the indices of the RECVs whose messages it consumes."""
-    needs = [[] for _ in program]
-    received = {}
+    needs: List[List[int]] = [[] for _ in program]
+    received: Dict[Any, int] = {}
     for index, i in enumerate(program):
         if i.op.startswith("RECV"):
             received[i.op[-1], i.stage, i.microbatch] = index

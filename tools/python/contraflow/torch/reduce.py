@@ -2,18 +2,43 @@
 
 import torch
 
+from . import program as plans
 from . import sharded
 
 BUCKET = 100 * 2**20  # bytes that are summed at once, and stand beside the gradients
 
 
-class GradientSum:
-    """Of one stage. `group` has all holders of the stage and their replicas, None where that is one process;
-    the sum is divided by `divisor`. Of a sharded stage the average over its mesh is summed. `hook(stage,
-    module)` then does what else has to be done over replicas."""
+def spread_parameters(module):
+    """Those of which each process of an expert group has others: of layers with `expert_parameters()`, and those
+    with the attribute `expert`."""
+    found = {p for p in module.parameters() if getattr(p, "expert", False)}
+    for part in module.modules():
+        if hasattr(part, "expert_parameters"):
+            found.update(part.expert_parameters())
+    return found
 
-    def __init__(self, stage, group, divisor, hook=None):
+
+def tied_ranks(plan, stages):
+    """Where a parameter of a stage is one of other stages on other ranks (`tied_parameters` of its module: {name: all
+    (stage, name) that are one}): by the ranks that hold any of them, [(stage, name)] of this rank."""
+    held, found = plans.holders(plan), {}
+    for s, module in sorted(stages.items()):
+        for name, places in getattr(module, "tied_parameters", {}).items():
+            ranks = tuple(sorted({rank for stage, _ in places for rank in held[stage]}))
+            found.setdefault(ranks, []).append((s, name))
+    return found
+
+
+class GradientSum:
+    """Of one stage, or of what stages of several ranks have in common (None). `group` has all holders and their
+    replicas, and the other processes of the expert group; None where that is one process. The parameters `spread`
+    over that group are summed over `of_spread`, which is without it. The sum is divided by `divisor`. Of a sharded
+    stage the average over its mesh is summed. `hook(stage, module)` then does what else has to be done over
+    replicas."""
+
+    def __init__(self, stage, group, divisor, hook=None, spread=frozenset(), of_spread=None):
         self._stage, self._group, self._divisor, self._hook = stage, group, divisor, hook
+        self._spread, self._of_spread = spread, of_spread
         self._weights, self._before, self._going = [], [], []
 
     def begin(self, weights):
@@ -28,24 +53,27 @@ class GradientSum:
     def start(self):
         """After the last weight gradient of the stage. Returns gradients of other lanes that are not needed any
         more (order.mark_lane)."""
-        foreign = []
-        if self._stage.sharded:
+        if self._stage is not None and self._stage.sharded:
             sharded.reduce(self._stage.module)
-        weights = self._weights
-        if self._group is None:
-            grads = [sharded.local(p.grad) for p in weights if p.grad is not None]
-            if self._divisor != 1 and grads:
-                torch._foreach_div_(grads, float(self._divisor))
-        else:
-            for params in _buckets(weights):
+        alone, by_kind, foreign = [], {}, []
+        for p in self._weights:
+            group = self._of_spread if p in self._spread else self._group
+            if group is not None:
+                by_kind.setdefault((p in self._spread, p.dtype, p.device), (group, []))[1].append(p)
+            elif p.grad is not None:
+                alone.append(sharded.local(p.grad))
+        if self._divisor != 1 and alone:
+            torch._foreach_div_(alone, float(self._divisor))
+        for group, every in by_kind.values():
+            for params in _buckets(every):
                 flat = torch.cat([sharded.local(torch.zeros_like(p) if p.grad is None else p.grad).reshape(-1)
                                   for p in params])
                 for p, part in _parts(params, flat):
                     if sharded.local(p) is p and p.is_contiguous():
                         if hasattr(p.grad, "lane"):
                             foreign.append(p.grad)
-                        p.grad = part  # what it was is given back before the next bucket
-                self._going.append((self._group.allreduce([flat]), flat, params))
+                        p.grad = part  # its memory before is free for the next bucket
+                self._going.append((group.allreduce([flat]), flat, params))
         if self._hook is not None:
             self._wait()
             self._hook(self._stage.number, self._stage.module)
@@ -75,17 +103,17 @@ class GradientSum:
 
 
 def _buckets(weights):
-    """The weights in parts of one kind and at most BUCKET bytes, or one weight."""
-    going, size = {}, {}
+    """The weights in parts of at most BUCKET bytes, or of one weight."""
+    bucket, size = [], 0
     for p in weights:
-        kind, count = (p.dtype, p.device), sharded.local(p).numel() * p.element_size()
-        if kind in going and size[kind] + count > BUCKET:
-            yield going.pop(kind)
-        if kind not in going:
-            going[kind], size[kind] = [], 0
-        going[kind].append(p)
-        size[kind] += count
-    yield from going.values()
+        count = sharded.local(p).numel() * p.element_size()
+        if bucket and size + count > BUCKET:
+            yield bucket
+            bucket, size = [], 0
+        bucket.append(p)
+        size += count
+    if bucket:
+        yield bucket
 
 
 def _parts(params, flat):

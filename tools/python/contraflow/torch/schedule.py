@@ -1,23 +1,34 @@
 """PlanSchedule: one rank's program, walked with modules as stages."""
 
+from __future__ import annotations
+
+import os
 import threading
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
 
 import torch
 import torch.distributed as dist
-from torch.utils._pytree import tree_flatten, tree_unflatten
+
+import contraflow as cf
 
 from . import program as plans
 from . import trace
 from .agreement import Arguments, agree, warn_of_statistics
+from .batch import Batch, ChunkSpec
 from .layered_stage import LayeredStage
 from .layers import Layers
 from .links import Links, default_device, gather, members
+from .local import LocalLinks
+from .losses import Losses
 from .program import RankProgram
-from .reduce import GradientSum
+from .reduce import GradientSum, spread_parameters, tied_ranks
 from .sharded import local
-from .stage import Stage, without_cast_cache
-from .walk import Walk
+from .stage import Overlap, Stage, without_cast_cache
+from .state import Names, State
+from .walk import Operations, Walk
 from .watch import StepError, Watch
+
+StageLike = Union[torch.nn.Module, Sequence[torch.nn.Module]]  # a list has the layers of a stage
 
 
 class PlanSchedule:
@@ -35,7 +46,10 @@ class PlanSchedule:
     weight_grad     "autograd", or "store" for kernels that use WeightGradStore
     data_parallel   the processes that hold this rank in all replicas of the pipeline; gradients are
                     averaged over them
-    grad_reduce     instead: grad_reduce(stage, module), called where the gradients of a stage are complete
+    expert_parallel the processes that hold this rank in the pipelines that share its experts; gradients are
+                    averaged over them, but those of parameters that are spread over them: `expert_parameters()`
+                    of layers, and what has the attribute `expert`
+    grad_reduce     instead of data_parallel: grad_reduce(stage, module), called where the gradients of a stage are complete
                     and summed over the ranks of this pipeline that hold it
     scale_grads     divide gradients by the number of micro-batches
     on_step         on_step(stage), called at STEP, where the gradients of a stage are ready
@@ -45,56 +59,75 @@ class PlanSchedule:
     annotate        name each instruction in profiles: PP:0F3, PP:(0F7;7B3)OVERLAP_F_B
     links           process groups to share with other schedules (Links)
     device          where messages live (None: where the modules are)
+    chunk_spec      {name of a keyword, "target" or place of an input: True (chunked) or False (whole), or
+                    lists, tuples and dicts of these}; where it says nothing, rows decide
+    names           names(stage, name) -> the name of a parameter or buffer in the whole model (None: as `split`
+                    has it, else stage.{stage}.{name})
     timing_every    on a GPU: time each instruction there in every so many steps, for trace() (0: never)
     """
 
-    def __init__(self, plan, stages, loss_fn=None, group=None, *, overlap=None, weight_grad="autograd",
-                 data_parallel=None, grad_reduce=None, scale_grads=True, on_step=None,
-                 variable_shapes=False, keep_rng=True, timeout=300.0, annotate=True, links=None,
-                 device=None, timing_every=0):
-        stages = {s: Layers(layers) if isinstance(layers, (list, tuple)) else layers
-                  for s, layers in stages.items()} if isinstance(stages, dict) else stages
+    def __init__(self, plan: cf.Plan, stages: Mapping[int, StageLike], loss_fn: Optional[Callable[..., Any]] = None,
+                 group: Optional[dist.ProcessGroup] = None, *, overlap: Optional[Overlap] = None,
+                 weight_grad: str = "autograd", data_parallel: Optional[dist.ProcessGroup] = None,
+                 expert_parallel: Optional[dist.ProcessGroup] = None,
+                 grad_reduce: Optional[Callable[[int, torch.nn.Module], Any]] = None, scale_grads: bool = True,
+                 on_step: Optional[Callable[[int], Any]] = None, variable_shapes: bool = False,
+                 keep_rng: bool = True, timeout: float = 300.0, annotate: bool = True,
+                 links: Union[Links, LocalLinks, None] = None, device: Union[torch.device, str, None] = None,
+                 chunk_spec: Optional[ChunkSpec] = None, names: Optional[Names] = None, timing_every: int = 0) -> None:
+        modules: Any = {s: Layers(layers) if isinstance(layers, (list, tuple)) else layers
+                        for s, layers in stages.items()} if isinstance(stages, dict) else stages
         ranks = members(group) if links is None else links.ranks
         rank = ranks.index(dist.get_rank()) if links is None else links.rank
         replicas = members(data_parallel) if data_parallel is not None else [ranks[rank]]
-        token = agree(Arguments(plan, ranks, replicas, stages, loss_fn=loss_fn, weight_grad=weight_grad,
-                                data_parallel=data_parallel, grad_reduce=grad_reduce, on_step=on_step,
+        experts = members(expert_parallel) if expert_parallel is not None else [ranks[rank]]
+        token = agree(Arguments(plan, ranks, replicas, experts, modules, loss_fn=loss_fn, weight_grad=weight_grad,
+                                data_parallel=data_parallel, links=links, grad_reduce=grad_reduce, on_step=on_step,
                                 scale_grads=bool(scale_grads), variable_shapes=bool(variable_shapes),
-                                device=device, overlap=overlap, keep_rng=bool(keep_rng), timeout=timeout, rank=rank),
+                                device=device, overlap=overlap, keep_rng=bool(keep_rng), timeout=timeout, rank=rank,
+                                chunk_spec=chunk_spec, names=names and "given"),
                       gather if links is None else links.gather)
         holders = plans.holders(plan)
-        self._device = torch.device(device) if device is not None else default_device(stages.values())
+        self._device = torch.device(device) if device is not None else default_device(modules.values())
         self._owns_links = links is None
+        tied = tied_ranks(plan, modules)
         if links is None:
-            links = Links(plans.edges(plan), {tuple(h) for h in holders}, group, data_parallel, timeout,
-                          self._device)
+            links = Links(plans.edges(plan), {*map(tuple, holders), *tied}, group, data_parallel, timeout,
+                          self._device, expert_parallel)
         self.plan, self.rank, self.links = plan, links.rank, links
-        warn_of_statistics(plan, self.rank, stages)
+        warn_of_statistics(plan, self.rank, modules)
 
         program = RankProgram(plan, self.rank)
         last = plan.stages - 1
         self._stages = {
             s: LayeredStage(s, module, program.kinds[s], s == last, loss_fn, keep_rng) if program.kinds else
             Stage(s, module, s == last, loss_fn, weight_grad, keep_rng)
-            for s, module in sorted(stages.items())}
-        self._variable_shapes, self._annotate = variable_shapes, annotate
-        divisor = plan.microbatches if scale_grads else 1
-        if data_parallel is not None:
-            divisor *= len(replicas)
-        self._sums = {s: GradientSum(self._stages[s], links.sum_group(holders[s]), divisor, grad_reduce)
+            for s, module in sorted(modules.items())}
+        self._annotate = annotate
+        divisor = (plan.microbatches if scale_grads else 1) * len(replicas) * len(experts)
+        self._spread = frozenset().union(*map(spread_parameters, modules.values()))
+        self._sums = {s: GradientSum(self._stages[s], links.sum_group(holders[s]), divisor, grad_reduce,
+                                     self._spread, links.sum_group(holders[s], spread=True))
                       for s in plans.completion_order(plan.programs[self.rank])}
+        self._tied = {ranks: (GradientSum(None, links.sum_group(ranks), divisor), places)
+                      for ranks, places in sorted(tied.items())}
+        self._state = State(links, dict(sorted(modules.items())), holders, names,
+                            self._spread if len(experts) > 1 else frozenset(), expert_parallel)
+        self._losses = Losses(links, plan.microbatches)
         self._walk = Walk(plan, program, self._stages, self._sums, links, self._device,
                           variable_shapes=variable_shapes, overlap=overlap, on_step=on_step,
                           explain=self._explain, timing_every=timing_every)
         self._broken = self._closed = False
         self._stepping = threading.Lock()
-        self._store, self._step, self._rows = dist.PrefixStore(f"contraflow/{token}", links.store), 0, None
+        self._store = getattr(dist, "PrefixStore")(f"contraflow/{token}", links.store)
+        self._batch = Batch(plan, self.rank, chunk_spec, variable_shapes, self._store)
         self._watch = Watch(self._store, self.rank, plan.ranks, self._place,
                             self._walk.stands_for if self._walk.has_gpu else None, self.links.timeout)
 
     # A step
 
-    def step(self, *args, target=None, losses=None, return_outputs=False, **kwargs):
+    def step(self, *args: Any, target: Any = None, losses: Optional[List[torch.Tensor]] = None,
+             return_outputs: bool = False, **kwargs: Any) -> Any:
         """One step: all micro-batches, forward and backward. Gradients are added to those in `.grad`.
 
         `args` is the input of the micro-batches whose first stage lives on this rank, `target` the
@@ -112,14 +145,51 @@ class PlanSchedule:
         self._run(self._walk.operations, args, target, return_outputs, kwargs)
         return self._collect(losses, return_outputs)
 
-    def eval(self, *args, target=None, losses=None, return_outputs=True, **kwargs):
+    def eval(self, *args: Any, target: Any = None, losses: Optional[List[torch.Tensor]] = None,
+             return_outputs: bool = True, **kwargs: Any) -> Any:
         """The forwards of a step, without gradients, in the order of the plan; arguments as for step().
         Without a target there are outputs and no losses."""
         with torch.no_grad(), without_cast_cache():
             self._run(self._walk.forwards, args, target, return_outputs, kwargs)
         return self._collect(losses, return_outputs)
 
-    def _run(self, operations, args, target, return_outputs, kwargs):
+    # Around a step
+
+    def rows(self, batch: Any) -> Tuple[Any, Any]:
+        """(input, target) for step() on this rank, of a `batch` with all rows: a pair of both, or one value that
+        has both. Its tensors, also inside lists, tuples and dicts, are of the micro-batches that start here and
+        that end here; None where none does."""
+        return self._batch.rows(batch)
+
+    def loss(self, added: bool = False) -> torch.Tensor:
+        """The mean loss of the last step or eval over all its micro-batches, the same on every rank; with
+        `added` that of what `add_loss` added in any stage of a step. Every process calls it."""
+        return self._losses.mean(added)
+
+    def clip_grad_norm_(self, max_norm: Union[float, torch.Tensor], norm_type: float = 2.0) -> torch.Tensor:
+        """Scales all gradients so that their norm over all ranks is at most `max_norm`. Returns the norm before,
+        the same on every rank. Every process calls it, after the step."""
+        return self._state.clip_grad_norm(max_norm, float(norm_type))
+
+    def named_parameters(self) -> Iterator[Tuple[str, torch.nn.Parameter]]:
+        """(name in the whole model, parameter) of the stages of this rank, each parameter once."""
+        return self.module().named_parameters()
+
+    def module(self) -> torch.nn.Module:
+        """A module with the parameters and buffers of this rank under their names in the whole model, for
+        state dicts of models and optimizers; it has no forward."""
+        return self._state.module()
+
+    def state_dict(self) -> Dict[str, Any]:
+        """The parameters and buffers of this rank by their names in the whole model."""
+        return self.module().state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> None:
+        """Takes those of this rank from the state of the whole model, or of any part that has them."""
+        self._state.load(state, strict)
+
+    def _run(self, operations: Operations, args: Tuple[Any, ...], target: Any, return_outputs: bool,
+             kwargs: Dict[str, Any]) -> None:
         if not self._stepping.acquire(blocking=False):
             raise RuntimeError(f"rank {self.rank}: another thread is in a step of this schedule")
         try:
@@ -129,11 +199,10 @@ class PlanSchedule:
                                    "under way: begin again in a new process")
             self._watch.begin()
             self._fill(args, target, return_outputs, kwargs)
+            self._losses.begin()
             self._walk.begin()
-            self._walk.run(operations, self._annotate and torch.autograd._profiler_enabled())
-            self._walk.finish()
-            for stage in self._stages.values():
-                stage.end()
+            self._walk.run(operations, self._annotate and _profiling())
+            self._finish()
         except Exception as error:
             if self._broken or self._refused(error):
                 raise
@@ -146,96 +215,50 @@ class PlanSchedule:
             self._watch.end()
             self._stepping.release()
 
-    def _fill(self, args, target, return_outputs, kwargs):
-        self._check_rows(args, target)
-        self._learn_rows(args, target, kwargs)
-        columns = [self._spread(x, len(self._walk.first), "the input", True) for x in args if self._walk.first]
-        targets = self._spread(target, len(self._walk.last), "target", True) if self._walk.last else []
-        parts = {key: self._spread(value, self.plan.microbatches, key) for key, value in kwargs.items()}
-        for cell, *x in zip(self._walk.first, *columns):
-            cell.x = tuple(x)
+    def _fill(self, args: Tuple[Any, ...], target: Any, return_outputs: bool, kwargs: Dict[str, Any]) -> None:
+        inputs, targets, keywords = self._batch.spread(args, target, kwargs)
+        for cell, x in zip(self._walk.first, inputs):
+            cell.x = x
         if target is not None:
             for cell, part in zip(self._walk.last, targets):
                 cell.target = (part,)
         if kwargs:
             for (_, m), cell in self._walk.cells.items():
-                cell.kwargs = {key: column[m] for key, column in parts.items()}
+                cell.kwargs = keywords[m]
         for stage in self._stages.values():
             stage.begin(return_outputs)
         summed_with = {}  # what several stages share is summed once, with the last of them
         for s in self._sums:
             for p in self._stages[s].weights:
                 summed_with[p] = s
+        for total, places in self._tied.values():
+            tied = [self._stages[s].module.get_parameter(name) for s, name in places]
+            total.begin([p for p in dict.fromkeys(tied) if summed_with.pop(p, None) is not None])
         for s, total in self._sums.items():
             total.begin([p for p, last in summed_with.items() if last == s])
 
-    def _check_rows(self, args, target):
-        starts, ends = len(self._walk.first), len(self._walk.last)
-        if starts and not args:
-            raise ValueError(f"rank {self.rank}: step() needs the input of the {starts} micro-batches that "
-                             "start here")
-        if len(self.plan.routes) == 1 and (starts or ends):
-            starts = ends = self.plan.microbatches  # with one route both are of the whole batch
-        given = [(f"input {k}", len(x), starts) for k, x in enumerate(args) if starts and _has_rows(x)]
-        if ends and _has_rows(target):
-            given.append(("target", len(target), ends))
-        for name, rows, count in given[1:]:
-            # Rows of a target may be tokens: as many for each row of the input.
-            multiple = name == "target" and rows * given[0][2] % max(1, given[0][1] * count) == 0 and rows > 0
-            if rows * given[0][2] != given[0][1] * count and not multiple:
-                raise ValueError(f"rank {self.rank}: {given[0][0]} has {given[0][1]} rows, {name} "
-                                 f"has {rows}: give the same rows of both, or a multiple in the target")
+    def _finish(self) -> None:
+        self._walk.finish()
+        for total, _ in self._tied.values() if torch.is_grad_enabled() else ():
+            total.start()
+        for total in (*self._sums.values(), *(total for total, _ in self._tied.values())):
+            total.finish()
+        for stage in self._stages.values():
+            stage.end()
+        self._walk.end()
 
-    def _learn_rows(self, args, target, kwargs):
-        """How many rows all micro-batches of the plan have. A rank on which none starts asks the first one, if
-        it has something whose rows count."""
-        if self._walk.first:
-            given = next((len(x) for x in (*args, *tree_flatten(args)[0]) if _has_rows(x)), 0)
-            self._rows = given * self.plan.microbatches // len(self._walk.first)
-            if self.plan.routes[0].ranks[0] == self.rank and (self._variable_shapes or self._step == 0):
-                self._store.set(f"rows/{self._step}", str(self._rows))
-                if self._step > self.plan.ranks:  # no rank is further behind
-                    self._store.delete_key(f"rows/{self._step - self.plan.ranks - 1}")
-        elif self._variable_shapes or self._rows is None:
-            inside = None if torch.is_tensor(target) or not self._walk.last else target
-            if any(_has_rows(x) for x in tree_flatten((inside, kwargs))[0]):
-                self._rows = int(self._store.get(f"rows/{self._step if self._variable_shapes else 0}"))
-        self._step += 1
-
-    def _spread(self, value, count, name, always=False):
-        """What each of `count` micro-batches gets: tensors with the rows of the batch are chunked, and with
-        `always` any that is the value itself; all else goes whole to each."""
-        rows = self._rows and self._rows * count // self.plan.microbatches
-        leaves, form = tree_flatten(value)
-        columns = []
-        for leaf in leaves:
-            if torch.is_tensor(leaf) and leaf.requires_grad and torch.is_grad_enabled():
-                raise ValueError(f"rank {self.rank}: {name} requires a gradient, and step() gives gradients to "
-                                 "parameters of stages alone: detach() it, or move what makes it into a stage")
-            chunked = _has_rows(leaf) and len(leaf) == rows or always and torch.is_tensor(value)
-            columns.append(self._chunks(leaf, count, name) if chunked else [leaf] * count)
-        return [tree_unflatten([column[m] for column in columns], form) for m in range(count)]
-
-    def _chunks(self, value, count, name):
-        has = f"rank {self.rank}: {name} has shape {list(value.shape)}, which does not chunk into {count} "
-        if value.dim() == 0 or len(value) < count:
-            raise ValueError(has + "micro-batches along dimension 0")
-        if len(value) % count != 0 and not self._variable_shapes:
-            raise ValueError(has + "micro-batches of the same size: leave the last batch out (drop_last of a "
-                             "DataLoader), or pass variable_shapes=True")
-        return value.detach().tensor_split(count)
-
-    def _collect(self, losses, return_outputs):
+    def _collect(self, losses: Optional[List[torch.Tensor]], return_outputs: bool) -> Any:
+        found = [cell.loss for cell in self._walk.last if cell.loss is not None]
+        self._losses.end(found)
         if losses is not None and self._walk.last:
-            losses.clear()
-            losses.extend(cell.loss for cell in self._walk.last if cell.loss is not None)
-        outputs = [cell.output for cell in self._walk.last]
+            losses[:] = found
+        outputs: List[Any] = [cell.output for cell in self._walk.last]
         self._walk.forget()
         if not return_outputs or not outputs:
             return None
         return torch.cat(outputs) if torch.is_tensor(outputs[0]) else outputs
 
-    def _refused(self, error):
+    def _refused(self, error: BaseException) -> bool:
         """Whether the step never began here; the other ranks, which may be in it, are told."""
         if self._walk.begun:
             return False
@@ -244,49 +267,57 @@ class PlanSchedule:
             self._watch.fail(f"{type(error).__name__}: {error}")
         return True
 
-    def _failure(self, error):
+    def _failure(self, error: BaseException) -> StepError:
         self._broken = True
         index, instruction = self._walk.failed_at()
         text = f"{type(error).__name__}: {error}"
         report = self._watch.fail(text)
         return StepError(self.rank, index, instruction, text, report)
 
-    def _explain(self, _, error):
+    def _explain(self, _: int, error: BaseException) -> str:
         return str(self._failure(error))
 
-    def _place(self):
+    def _place(self) -> str:
         """What this rank is doing."""
         if not self._walk.begun and not self._walk.on_gpu():
             return "is at the beginning of a step" if self._stepping.locked() else "between steps"
         return self._walk.place()
 
-    def trace(self, path):
+    def trace(self, path: Union[str, os.PathLike[str]]) -> None:
         """Writes the last step of all ranks as a trace. Every process calls it. On CUDA devices it is the last
         step with timing (`timing_every`); without one, times are of the host, when work was launched."""
         if not self._walk.ends[-1]:
             raise RuntimeError("there is no step to trace yet")
         trace.write(path, self.plan, self.links, trace.spans(self._walk))
 
-    def close(self):
+    def close(self) -> None:
         """Gives back the process groups that the schedule made; those of `links=` stay. Nothing runs after
         it. A schedule that is dropped does the same."""
         self._broken = self._closed = True
         self._watch.close()
         self._walk.close()
-        self._sums = {}
+        self._sums, self._tied = {}, {}
         if self._owns_links:
             self.links.close()
 
-    def sync_parameters(self):
-        """Gives all copies of a stage, on both its ranks and in all replicas, the parameters and buffers
-        of the first. Every process calls it."""
-        for s, stage in self._stages.items():
-            group = self.links.sum_group(plans.holders(self.plan)[s])
-            if group is not None:
-                with torch.no_grad():
-                    for tensor in (*stage.module.parameters(), *stage.module.buffers()):
+    def sync_parameters(self) -> None:
+        """Gives all copies of a stage, on both its ranks, in all replicas and over the expert group, the
+        parameters and buffers of the first. Every process calls it."""
+        copies: List[Any] = [((*stage.module.parameters(), *stage.module.buffers()), plans.holders(self.plan)[s])
+                             for s, stage in self._stages.items()]
+        copies += [([self._stages[s].module.get_parameter(name) for s, name in places], ranks)
+                   for ranks, (_, places) in self._tied.items()]
+        for tensors, ranks in copies:
+            for tensor in tensors:
+                group = self.links.sum_group(ranks, self.is_spread(tensor))
+                if group is not None:
+                    with torch.no_grad():
                         self.links.broadcast(local(tensor), group)
 
+    def is_spread(self, parameter: torch.Tensor) -> bool:
+        """Whether each process of `expert_parallel` has another part of a parameter, as of those of experts."""
+        return parameter in self._spread
 
-def _has_rows(value):
-    return torch.is_tensor(value) and value.dim() > 0
+
+def _profiling() -> bool:
+    return bool(getattr(torch.autograd, "_profiler_enabled")())

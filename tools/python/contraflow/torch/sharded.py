@@ -1,6 +1,8 @@
 """Stages sharded over replicas with `fully_shard`: gathered once a step, by the first forward, and
 reduced and sharded again where the plan has their gradients complete."""
 
+from typing import Any
+
 
 def is_sharded(module):
     """Of a module, not of what it holds."""
@@ -49,6 +51,6 @@ def reduce(module):
     module.set_manual_backward_finalization(False)
 
 
-def local(tensor):
+def local(tensor: Any) -> Any:
     """What this process has of a tensor."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor

@@ -8,7 +8,7 @@ from .program import COMPONENTS
 
 _CATEGORIES = {"SEND_F": "send", "SEND_B": "send", "RECV_F": "receive", "RECV_B": "receive",
                "REDUCE": "reduce", "STEP": "step",
-               **{op: "all-to-all" if op.startswith(("DISPATCH", "COMBINE")) else "component" for op in COMPONENTS}}
+               **{op: "all-to-all" if op[0] in "DC" else "component" for op in COMPONENTS}}
 
 
 def spans(walk):
@@ -31,8 +31,8 @@ def _rank_events(rank, rows, origin):
         name = {"send": f"send to {i.get('peer')}", "receive": f"receive from {i.get('peer')}",
                 "all-to-all": "all-to-all"}.get(category, "compute")
         if name not in lanes:
-            tid = 2 + 2 * i["peer"] + (category == "receive") if "peer" in i else int(name == "all-to-all")
-            lanes[name] = tid
+            first = {"compute": 0, "all-to-all": 1}
+            lanes[name] = first[name] if name in first else 2 + 2 * i["peer"] + (category == "receive")
         return lanes[name], category
 
     slices = []
@@ -52,8 +52,8 @@ def write(path, plan, links, rows):
     """Every process calls it with what it did; the first rank of a pipeline writes the file."""
     plain = []
     for i, index, start, end in rows:
-        values = {key: getattr(i, key) for key in ("op", "stage", "microbatch", "back_stage",
-                                                   "back_microbatch", "layer", "peer")}
+        values = {key: getattr(i, key) for key in ("op", "stage", "microbatch", "layer", "back_stage",
+                                                   "back_microbatch", "peer")}
         plain.append(({key: value for key, value in values.items() if value is not None}, index, start,
                       end))
     everyone = links.gather(plain)

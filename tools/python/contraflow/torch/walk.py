@@ -1,19 +1,28 @@
 """The operations that the program of a rank comes down to, and how a step runs them."""
 
+from __future__ import annotations
+
 import functools
 import time
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import torch
+
+import contraflow as cf
 
 from . import lanes
 from . import program as plans
 from .lanes import StreamLanes, ThreadLanes
 from .layered_stage import LayeredStage
-from .links import Edge, wait
-from .order import COMPUTE_LANE, foreign, lane_of, mark_lane
-from .program import back_cell, forward_cell
+from .links import Edge, Links, wait
+from .order import COMPUTE_LANE, Instruction, foreign, lane_of, mark_lane
+from .program import RankProgram, back_cell, forward_cell
 from .progress import Progress
-from .stage import Cell
+from .reduce import GradientSum
+from .stage import Cell, Overlap, Stage
+
+Work = Callable[[], Any]
+Operations = List[Tuple[Optional[Work], Work]]  # what it waits for, and what it does
 
 
 class Walk:
@@ -29,21 +38,23 @@ class Walk:
     timing_every    as in PlanSchedule
     """
 
-    def __init__(self, plan, program, stages, sums, links, device, *, variable_shapes, overlap, on_step, explain,
-                 timing_every=0):
+    def __init__(self, plan: cf.Plan, program: RankProgram, stages: Dict[int, Stage], sums: Dict[int, GradientSum],
+                 links: Links, device: torch.device, *, variable_shapes: bool, overlap: Optional[Overlap],
+                 on_step: Optional[Callable[[int], Any]], explain: Callable[[int, BaseException], str],
+                 timing_every: int = 0) -> None:
         self.program, self.links = program, links
         self._stages, self._sums, self._overlap, self._on_step = stages, sums, overlap, on_step
         self._device, self._variable_shapes = device, variable_shapes
         self._api = lanes.streams_of(device)
-        self._held = {}  # by instruction: tensors of other lanes that live until it begins
+        self._held: Dict[Optional[int], List[Any]] = {}  # by instruction: tensors of other lanes until it begins
         self._make_cells(plan)
         self._make_operations(plan)
-        self._progress = None  # of a GPU
-        self.lanes = self._make_lanes(explain, timing_every)
+        self._progress: Optional[Progress] = None  # of a GPU
+        self.lanes: Any = self._make_lanes(explain, timing_every)
         self._at = -1
 
-    def _make_cells(self, plan):
-        self.cells = {}
+    def _make_cells(self, plan: cf.Plan) -> None:
+        self.cells: Dict[Tuple[int, int], Cell] = {}
         for i in self.program.instructions:
             for key in (forward_cell(i), back_cell(i)):
                 if key is not None and key not in self.cells:
@@ -55,7 +66,7 @@ class Walk:
         ordered = sorted(self.cells.items(), key=lambda item: item[0][1])
         self.first = [cell for (s, _), cell in ordered if s == 0]
         self.last = [cell for (s, _), cell in ordered if s == plan.stages - 1]
-        self._layers = {}  # by stage and micro-batch, where stages have layers
+        self._layers: Dict[Tuple[int, int], List[Any]] = {}  # by stage and micro-batch, where stages have layers
         for (s, m), cell in self.cells.items():
             stage = self._stages[s]
             if isinstance(stage, LayeredStage):
@@ -63,12 +74,14 @@ class Walk:
                          for layer in range(len(stage.kinds))]
                 self._layers[s, m] = stage.cells(cell, again)
 
-    def _make_operations(self, plan):
+    def _make_operations(self, plan: cf.Plan) -> None:
         """The closures that a step calls: (waiting or None, work), and by operation its instruction."""
         program = self.program.instructions
-        self.works = [()] * len(program)  # by instruction: messages under way
-        self._edges = {}
-        self.operations, self.index_of, self.labels = [], [], []
+        self.works: List[Any] = [()] * len(program)  # by instruction: messages under way
+        self._edges: Dict[Tuple[int, int], Edge] = {}
+        self.operations: Operations = []
+        self.index_of: List[int] = []
+        self.labels: List[str] = []
         for at in _posting_order(program):
             awaited = self.program.needs[at] + self.program.arrived[at]
             self.operations.append((self._waiting(at, awaited), self._work(at, program[at])))
@@ -83,9 +96,9 @@ class Walk:
         self.starts = [0] * len(self.operations)
         self.ends = [0] * len(self.operations)
 
-    def _make_forwards(self):
+    def _make_forwards(self) -> Operations:
         """The operations of eval(): what is not of a forward does nothing."""
-        forwards, skip = [], lambda: None
+        forwards: Operations = []
         for (waiting, work), at, label in zip(self.operations, self.index_of, self.labels):
             i = self.program.instructions[at]
             if i.op in ("SEND_F", "RECV_F"):
@@ -93,40 +106,40 @@ class Walk:
             elif i.op in plans.FORWARD and not label.endswith("REDUCE_GRAD"):
                 awaited = [k for k in self.program.needs[at] if self.program.instructions[k].op == "RECV_F"]
                 if i.op in plans.COMPONENTS:
-                    forward = self._part(at, i, "forward_alone")
+                    forward: Work = self._part(at, i, "forward_alone")
                 else:
                     forward = functools.partial(self._stages[i.stage].forward_only, self.cells[forward_cell(i)])
                 forwards.append((self._waiting(at, awaited), forward))
             else:
-                forwards.append((None, skip))
+                forwards.append((None, _skip))
         return forwards
 
-    def _make_lanes(self, explain, timing_every):
+    def _make_lanes(self, explain: Callable[[int, BaseException], str], timing_every: int) -> Any:
         if self.program.order is None:
             if self._api is not None:
                 self._progress = Progress(self._api, self._device, [COMPUTE_LANE] * len(self.operations), timing_every)
             return None
-        position_of = {}
+        position_of: Dict[int, int] = {}
         for position, at in enumerate(self.index_of):
             position_of.setdefault(at, position)
-        lanes, awaited = [], []
-        for position, at in enumerate(self.index_of):
-            lanes.append(self.program.order.lanes[at])
-            awaited.append([position_of[k] for k in self.program.order.awaited[at]])
+        order = self.program.order
+        of_lanes = [order.lanes[at] for at in self.index_of]
+        awaited = [[position_of[k] for k in order.awaited[at]] for at in self.index_of]
         if self._api is not None:
-            self._progress = Progress(self._api, self._device, lanes, timing_every)
-            streams = StreamLanes(lanes, awaited, self._device, self._progress)
+            self._progress = Progress(self._api, self._device, of_lanes, timing_every)
+            streams = StreamLanes(of_lanes, awaited, self._device, self._progress)
             for stage in self._stages.values():
-                stage.computing = streams.computing
+                if isinstance(stage, LayeredStage):
+                    stage.computing = streams.computing
             return streams
-        return ThreadLanes(lanes, awaited, explain)
+        return ThreadLanes(of_lanes, awaited, explain)
 
-    def _waiting(self, at, awaited):
+    def _waiting(self, at: int, awaited: List[int]) -> Optional[Work]:
         if not awaited:
             return None
         works = self.works
 
-        def waiting():
+        def waiting() -> None:
             for k in awaited:
                 for work, _ in works[k]:
                     work.wait()
@@ -135,14 +148,14 @@ class Walk:
                 works[k] = ()
         return waiting
 
-    def _hold(self, at, read):
+    def _hold(self, at: int, read: Sequence[Any]) -> None:
         """Keeps what an instruction read of other lanes until they have gone past it."""
         order = self.program.order
         for lane, tensors in foreign(read, order.lanes[at]).items():
             # Under None until the end of the step: the next one begins after all lanes.
             self._held.setdefault(order.free_at(lane, at), []).append(tensors)
 
-    def _work(self, at, i):
+    def _work(self, at: int, i: Instruction) -> Work:
         if i.op in plans.MESSAGES:
             return self._message(at, i)
         stage = self._stages[i.stage]
@@ -162,11 +175,11 @@ class Walk:
                 "W": stage.backward_weight, "BW": stage.backward}[i.op]
         return lambda: work(cell)
 
-    def _part(self, at, i, way):
+    def _part(self, at: int, i: Instruction, way: str) -> Work:
         method, part = getattr(self._layers[i.stage, i.microbatch][i.layer], way), i.op[:-2]
         return lambda: self._hold(at, method(part))
 
-    def _message(self, at, i):
+    def _message(self, at: int, i: Instruction) -> Work:
         cell, works = self.cells[i.stage, i.microbatch], self.works
         sends = i.op.startswith("SEND")
         rank = self.program.rank
@@ -177,42 +190,42 @@ class Walk:
         # On a stream of its own a message is over before the next one on it.
         leave = wait if self._api is not None and self.program.order is not None else lambda _: None
         if i.op == "SEND_F":
-            def work():
+            def work() -> None:
                 works[at] = edge.send(stage, cell.out)
                 cell.out = None
                 leave(works[at])
         elif i.op == "RECV_F":
-            def work():
+            def work() -> None:
                 cell.x, works[at] = edge.receive(stage - 1)
                 mark_lane(cell.x, (), lane)
         elif i.op == "SEND_B":
-            def work():
+            def work() -> None:
                 works[at] = edge.send_as(cell.dx)
                 cell.dx = None
                 leave(works[at])
         else:
-            def work():
+            def work() -> None:
                 cell.dy, works[at] = edge.receive_as(cell.y_form)
                 mark_lane(cell.dy, (), lane)
         return work
 
-    def _start_sum(self, at, stage):
-        foreign = self._sums[stage].start()
+    def _start_sum(self, at: int, stage: int) -> None:
+        of_other_lanes = self._sums[stage].start()
         if self.program.order is not None:
-            self._hold(at, foreign)
+            self._hold(at, of_other_lanes)
 
-    def _step_of(self, stage):
+    def _step_of(self, stage: int) -> None:
         self._sums[stage].finish()
         if self._on_step is not None:
             self._on_step(stage)
 
     # A step
 
-    def begin(self):
+    def begin(self) -> None:
         """Before the first operation of a step; what fails earlier has not begun it."""
         self._at = 0
 
-    def run(self, operations, annotated):
+    def run(self, operations: Operations, annotated: bool) -> None:
         if annotated:
             operations = self._annotated(operations)
         progress = self._progress
@@ -236,7 +249,7 @@ class Walk:
             if progress is not None:
                 progress.after(at, stream)
 
-    def _run_on_lane(self, operations, position):
+    def _run_on_lane(self, operations: Operations, position: int) -> None:
         self._held.pop(self.index_of[position], None)
         waiting, work = operations[position]
         if waiting is not None:
@@ -247,17 +260,17 @@ class Walk:
         work()
         self.ends[position] = time.perf_counter_ns()
 
-    def _annotated(self, operations):
+    def _annotated(self, operations: Operations) -> Operations:
         """The same, each under its name in the profile."""
-        def named(label, work):
-            def under_name():
+        def named(label: str, work: Work) -> Work:
+            def under_name() -> None:
                 with torch.profiler.record_function(label):
                     work()
             return under_name
         return [(waiting, named(label, work)) for (waiting, work), label in zip(operations, self.labels)]
 
-    def finish(self):
-        """Waits for what the step left under way."""
+    def finish(self) -> None:
+        """Waits for messages that are still under way."""
         self._at = 2 * len(self.operations)
         for at, works in enumerate(self.works):
             if works:
@@ -266,11 +279,12 @@ class Walk:
         for edge in self._edges.values():
             edge.finish()
         self._held.clear()
-        for total in self._sums.values():
-            total.finish()
+
+    def end(self) -> None:
+        """After a step."""
         self._at = -1
 
-    def forget(self):
+    def forget(self) -> None:
         """Drops all that the step left."""
         for cell in self.cells.values():
             cell.forget()
@@ -278,32 +292,33 @@ class Walk:
             for layer in layers:
                 layer.forget()
 
-    def close(self):
+    def close(self) -> None:
         """Drops the operations, and with them the process groups."""
         self.operations, self.forwards, self._edges, self._sums, self.lanes = [], [], {}, {}, None
 
-    def times(self):
+    def times(self) -> Tuple[List[int], List[int]]:
         """When each operation began and ended, in ns of the performance counter: on the GPU in the last step with
         timing, else in the last step, where the host was."""
-        return self._progress and self._progress.times() or (self.starts, self.ends)
+        on_gpu = self._progress.times() if self._progress is not None else None
+        return on_gpu or (self.starts, self.ends)
 
     @property
-    def has_gpu(self):
+    def has_gpu(self) -> bool:
         return self._progress is not None
 
-    def on_gpu(self):
+    def on_gpu(self) -> List[int]:
         """The operations that a GPU is at."""
         return self._progress.places() if self._progress is not None else []
 
-    def stands_for(self):
+    def stands_for(self) -> float:
         """For how many seconds a GPU has stood where it is; 0 where it waits for the host."""
-        return self._progress.stands_for()
+        return self._progress.stands_for() if self._progress is not None else 0.0
 
     @property
-    def begun(self):
+    def begun(self) -> bool:
         return self._at >= 0
 
-    def failed_at(self):
+    def failed_at(self) -> Tuple[int, Instruction]:
         """The instruction at which an error ended the step, and its index."""
         if self.lanes is not None and self.lanes.failed is not None:
             position = self.lanes.failed[0]
@@ -312,7 +327,7 @@ class Walk:
         index = self.index_of[position]
         return index, self.program.instructions[index]
 
-    def place(self):
+    def place(self) -> str:
         """What this rank is doing in a step."""
         on_gpu = self.on_gpu()
         if on_gpu:
@@ -329,7 +344,7 @@ class Walk:
             places.append(text)
         return "; ".join(places) or "is between the lanes of a step"
 
-    def _place_of(self, position, works):
+    def _place_of(self, position: int, works: int) -> str:
         index, program = self.index_of[position], self.program.instructions
         place = f"{program[index]} (instruction {index} of {len(program)})"
         if works:
@@ -340,10 +355,15 @@ class Walk:
         return f"waits for {peers or 'its messages to leave'} at {place}"
 
 
-def _posting_order(program):
+def _skip() -> None:
+    pass
+
+
+def _posting_order(program: Sequence[Instruction]) -> List[int]:
     """Indices of the instructions; in a group of messages sends come first, so that a receive that
     has to learn its form cannot hold them up."""
-    order, at = [], 0
+    order: List[int] = []
+    at = 0
     while at < len(program):
         end = at + 1
         if program[at].group is not None:

@@ -1,0 +1,163 @@
+"""Decoders of the form that Hugging Face's have, cut into stages.
+
+A stage is the model itself with some of its layers, called with what the stage before it made in place of
+embeddings. So masks, rotary tables, scaled logits and checkpoints are those of the model's own code.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+from typing import Any, Callable, Dict, Iterator, Optional, Union
+
+import torch
+from torch import nn
+
+import contraflow as cf
+
+from .losses import add_loss
+
+
+def is_decoder(model: nn.Module) -> bool:
+    core = getattr(model, "model", None)
+    return (isinstance(core, nn.Module) and isinstance(getattr(core, "layers", None), nn.ModuleList)
+            and all(isinstance(getattr(core, name, None), nn.Module) for name in ("embed_tokens", "norm"))
+            and isinstance(getattr(model, "lm_head", None), nn.Module))
+
+
+class Decoder:
+    """Cuts a decoder by the plan, see `split`."""
+
+    def __init__(self, model: Any, plan: cf.Plan, layers: Union[int, str, None]) -> None:
+        self._model = model
+        known = ("model", "model.embed_tokens", "model.layers", "model.norm", "lm_head")
+        other = next((name for name, _ in model.named_parameters()
+                      if not name.startswith(tuple(f"{path}." for path in known[1:]))), None)
+        if other is not None:
+            raise ValueError(f"split knows only the parameters of model.embed_tokens, model.layers, model.norm and "
+                             f"lm_head, and {type(model).__name__} has {other}: make the stages yourself")
+        count = len(model.model.layers)
+        layout = plan.layout() if plan.partition else plan.layout(count if layers is None else layers)
+        if any(c not in "EtL" for stage in layout for c in stage) or sum(s.count("t") for s in layout) != count:
+            raise ValueError(f"the plan is for the layers {'|'.join(layout)}, and the model has {count} "
+                             "(t): compile it with costs of this model")
+        if any("E" in stage for stage in layout[1:]) or any("L" in stage for stage in layout[:-1]):
+            raise ValueError(f"the plan has the layers {'|'.join(layout)}: the embedding (E) must be in the first "
+                             "stage and the head (L) in the last")
+        self._sizes = [stage.count("t") for stage in layout]
+
+    def stage(self, number: int) -> nn.Module:
+        model, last = self._model, number == len(self._sizes) - 1
+        begin, count = sum(self._sizes[:number]), self._sizes[number]
+        core, stage = _copy(model.model), _copy(model)
+        layers = _Layers(list(model.model.layers)[begin:begin + count], begin)
+        core._modules["layers"], stage._modules["model"] = layers, core
+        if number > 0:
+            core._modules["embed_tokens"] = None
+        if not last:
+            core._modules["norm"], stage._modules["lm_head"] = nn.Identity(), None
+        elif count == 0:
+            core.norm.register_forward_pre_hook(lambda _, given: given if layers.entry is None else (layers.entry,))
+        config = getattr(core, "config", None)
+        if config is not None:
+            core.__dict__["config"] = _config(config, begin, count)
+        stage.__class__ = type(type(model).__name__, (_Stage, type(model)), {"__module__": type(model).__module__})
+        stage.__dict__["_whole"] = {"first": number == 0, "last": last, "layers": len(model.model.layers)}
+        made: nn.Module = stage
+        return made
+
+    def stage_of(self, name: str) -> int:
+        if name.startswith("model.layers."):
+            layer = int(name.split(".")[2])
+            return next(s for s in range(len(self._sizes)) if layer < sum(self._sizes[:s + 1]))
+        return 0 if name.startswith("model.embed_tokens.") else len(self._sizes) - 1
+
+    def init(self, part: nn.Module) -> bool:
+        """Gives a module the parameters of a new one; False where it cannot."""
+        own: Optional[Callable[[nn.Module], None]] = getattr(self._model, "_init_weights", None)
+        own = own or getattr(type(part), "reset_parameters", None)
+        if own is not None:
+            with torch.no_grad():
+                own(part)
+        return own is not None
+
+
+class _Stage:
+    """Comes before the class of the model."""
+
+    names_of_model = True  # for State
+    _whole: Dict[str, Any]
+    model: Any
+    config: Any
+
+    def forward(self, x: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        given = {"input_ids" if self._whole["first"] else "inputs_embeds": x, "use_cache": False, **kwargs}
+        balanced = getattr(self.config, "output_router_logits", False)
+        if balanced:
+            given["output_router_logits"] = True
+        layers = self.model.layers
+        layers.entry = None if self._whole["first"] else x
+        try:
+            made = super().forward(**given) if self._whole["last"] else self.model(**given)  # type: ignore[misc]
+        finally:
+            layers.entry = None
+        y: torch.Tensor = made.logits if self._whole["last"] else made.last_hidden_state
+        return self._balance(y, made.router_logits, kwargs.get("attention_mask")) if balanced and len(layers) else y
+
+    def _balance(self, y: torch.Tensor, logits: Any, mask: Any) -> torch.Tensor:
+        """Adds the loss that balances experts, for each layer its own."""
+        model: Any = self
+        loss_of = sys.modules[type(self).__module__].load_balancing_loss_func
+        losses = [loss_of((of_layer,), model.num_experts, model.num_experts_per_tok, mask) for of_layer in logits]
+        return add_loss(y, model.router_aux_loss_coef * sum(losses) / self._whole["layers"])
+
+
+class _Layers(nn.ModuleList):
+    """Some layers of a model, each under its number there. Where `entry` is set the first one gets that: models
+    may scale what they take for embeddings."""
+
+    def __init__(self, layers: Any, begin: int) -> None:
+        super().__init__()
+        self.entry: Optional[torch.Tensor] = None
+        for k, layer in enumerate(layers):
+            self.add_module(str(begin + k), layer)
+
+    def __iter__(self) -> Iterator[Any]:
+        layers: Any = list(self._modules.values())
+        if self.entry is not None and layers:
+            layers[0] = _Entry(layers[0], self.entry)
+        return iter(layers)
+
+    def __getitem__(self, index: Any) -> Any:
+        return list(self)[index]
+
+
+class _Entry:
+    """A layer that is given another input. It is no module, so that a checkpointed layer keeps that input."""
+
+    def __init__(self, layer: nn.Module, x: torch.Tensor) -> None:
+        self._layer, self._x = layer, x
+
+    def __call__(self, _: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        return self._layer(self._x, *args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._layer, name)
+
+
+def _copy(module: Any) -> Any:
+    """A module with the parameters and modules of another one, of which it may have others."""
+    made = copy.copy(module)
+    for name, value in module.__dict__.items():
+        if name.startswith("_") and isinstance(value, (dict, set)):
+            made.__dict__[name] = value.copy()
+    return made
+
+
+def _config(config: Any, begin: int, count: int) -> Any:
+    """As if the model had but these layers: models count them from 0."""
+    made = copy.copy(config)
+    for name, value in (("num_hidden_layers", max(1, count)), ("layer_types", None)):
+        if getattr(config, name, None) is not None:
+            made.__dict__[name] = value or config.layer_types[begin:begin + max(1, count)]
+    return made

@@ -1,0 +1,60 @@
+"""Losses of a step: those of the last stage, and what any stage adds to them."""
+
+from __future__ import annotations
+
+from typing import Any, List, Optional, Tuple
+
+import torch
+import torch.distributed as dist
+
+from .links import Links
+
+
+class Losses:
+    """Of the last step of a rank."""
+
+    current: Optional[Losses] = None  # of the step that runs here
+
+    def __init__(self, links: Links, microbatches: int) -> None:
+        self._links, self._microbatches = links, microbatches
+        self._losses: List[torch.Tensor] = []
+        self.added: List[torch.Tensor] = []
+
+    def begin(self) -> None:
+        self.added = []
+        Losses.current = self
+
+    def end(self, losses: List[torch.Tensor]) -> None:
+        self._losses = losses
+        Losses.current = None
+
+    def mean(self, added: bool) -> torch.Tensor:
+        """Over all micro-batches of the pipeline."""
+        total = torch.zeros((), dtype=torch.float64, device=self._links.device)
+        for loss in self.added if added else self._losses:
+            total += loss.to(total)
+        self._links.combine(total, dist.ReduceOp.SUM)
+        return (total / self._microbatches).to(torch.get_default_dtype())
+
+
+class _AddLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, loss: torch.Tensor) -> torch.Tensor:
+        ctx.loss, ctx.losses = loss.detach(), Losses.current
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
+        if ctx.losses is not None:  # a graph that is walked twice counts once
+            ctx.losses.added.append(ctx.loss)
+            ctx.losses = None
+        return grad, torch.ones_like(ctx.loss)
+
+
+def add_loss(x: torch.Tensor, loss: torch.Tensor) -> torch.Tensor:
+    """Adds to the loss of a micro-batch another one that a module of any stage computes, such as that which
+    balances the experts of a router. Returns `x`; what comes of it must go to the output of the stage. The
+    gradients are those of the sum, divided by the number of micro-batches as others are."""
+    if loss.numel() != 1:
+        raise ValueError(f"add_loss takes a scalar loss, got a tensor of shape {list(loss.shape)}")
+    return x if not loss.requires_grad else _AddLoss.apply(x, loss)

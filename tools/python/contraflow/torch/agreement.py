@@ -5,7 +5,6 @@ import warnings
 import zlib
 
 import torch
-import torch.distributed as dist
 
 from . import program as plans
 from .batch import check_chunk_spec
@@ -21,10 +20,10 @@ class Arguments:
     """The arguments of a PlanSchedule that its check needs, as this process has them."""
 
     def __init__(self, plan, ranks, replicas, experts, stages, *, loss_fn, weight_grad, data_parallel, grad_reduce,
-                 on_step, overlap=None, device=None, links=None, **options):
+                 on_step, rank, overlap=None, device=None, links=None, **options):
         self.plan, self.ranks, self.replicas, self.stages = plan, ranks, replicas, stages
         self.experts, self.links = experts, links
-        self.rank = ranks.index(dist.get_rank())
+        self.rank = rank
         self.loss_fn, self.weight_grad = loss_fn, weight_grad
         self.data_parallel, self.grad_reduce, self.on_step = data_parallel, grad_reduce, on_step
         self.device, self.overlap = device, overlap
@@ -112,9 +111,10 @@ class Arguments:
 
     def _check_experts(self):
         count = len(self.experts)
-        if dist.get_rank() not in self.experts:
-            raise ValueError(f"process {dist.get_rank()} is not in expert_parallel, which has {self.experts}: give "
-                             "each process the group that it is in")
+        me = self.ranks[self.rank]
+        if me not in self.experts:
+            raise ValueError(f"process {me} is not in expert_parallel, which has {self.experts}: give each "
+                             "process the group that it is in")
         if count > 1 and count != self.plan.expert_parallel:
             raise ValueError(f"expert_parallel has {count} processes, and the plan is for {self.plan.expert_parallel}"
                              f": compile it with expert_parallel={count}")
@@ -177,10 +177,10 @@ def _shared(plan, rank, stages):
     return [found for found in uses.values() if len(found) > 1]
 
 
-def agree(arguments):
+def agree(arguments, gather):
     """Checks the arguments of all processes together, so that none waits for one that refuses its own,
     that a pipeline has one plan, that it and its replicas have the same options, and that copies of stages
-    share the same parameters. Returns a name for this schedule."""
+    share the same parameters. gather(value) returns the values of all processes. Returns a name for this schedule."""
     problem = None
     try:
         arguments.check()
@@ -189,10 +189,8 @@ def agree(arguments):
     text = "\n".join(str(i) for program in arguments.plan.programs for i in program)
     ranks, mine = arguments.ranks, zlib.crc32(text.encode())
     stages = [] if problem else sorted(arguments.stages)
-    said = [None] * dist.get_world_size()
-    dist.all_gather_object(said, (problem and str(problem), mine, uuid.uuid4().hex, ranks,
-                                  arguments.replicas, stages, arguments.shared, arguments.options,
-                                  arguments.tied, arguments.experts, dict(arguments.spread)))
+    said = gather((problem and str(problem), mine, uuid.uuid4().hex, ranks, arguments.replicas, stages,
+                   arguments.shared, arguments.options, arguments.tied, arguments.experts, dict(arguments.spread)))
     if problem is not None:
         raise problem
     linked, found = {*ranks}, set()  # this pipeline, its replicas and those that share its experts, and theirs

@@ -17,7 +17,8 @@ from .agreement import Arguments, agree, warn_of_statistics
 from .batch import Batch, ChunkSpec
 from .layered_stage import LayeredStage
 from .layers import Layers
-from .links import Links, default_device, members
+from .links import Links, default_device, gather, members
+from .local import LocalLinks
 from .losses import Losses
 from .program import RankProgram
 from .reduce import GradientSum, spread_parameters, tied_ranks
@@ -62,6 +63,7 @@ class PlanSchedule:
                     lists, tuples and dicts of these}; where it says nothing, rows decide
     names           names(stage, name) -> the name of a parameter or buffer in the whole model (None: as `split`
                     has it, else stage.{stage}.{name})
+    timing_every    on a GPU: time each instruction there in every so many steps, for trace() (0: never)
     """
 
     def __init__(self, plan: cf.Plan, stages: Mapping[int, StageLike], loss_fn: Optional[Callable[..., Any]] = None,
@@ -71,18 +73,20 @@ class PlanSchedule:
                  grad_reduce: Optional[Callable[[int, torch.nn.Module], Any]] = None, scale_grads: bool = True,
                  on_step: Optional[Callable[[int], Any]] = None, variable_shapes: bool = False,
                  keep_rng: bool = True, timeout: float = 300.0, annotate: bool = True,
-                 links: Optional[Links] = None, device: Union[torch.device, str, None] = None,
-                 chunk_spec: Optional[ChunkSpec] = None, names: Optional[Names] = None) -> None:
+                 links: Union[Links, LocalLinks, None] = None, device: Union[torch.device, str, None] = None,
+                 chunk_spec: Optional[ChunkSpec] = None, names: Optional[Names] = None, timing_every: int = 0) -> None:
         modules: Any = {s: Layers(layers) if isinstance(layers, (list, tuple)) else layers
                         for s, layers in stages.items()} if isinstance(stages, dict) else stages
         ranks = members(group) if links is None else links.ranks
-        replicas = members(data_parallel) if data_parallel is not None else [dist.get_rank()]
-        experts = members(expert_parallel) if expert_parallel is not None else [dist.get_rank()]
+        rank = ranks.index(dist.get_rank()) if links is None else links.rank
+        replicas = members(data_parallel) if data_parallel is not None else [ranks[rank]]
+        experts = members(expert_parallel) if expert_parallel is not None else [ranks[rank]]
         token = agree(Arguments(plan, ranks, replicas, experts, modules, loss_fn=loss_fn, weight_grad=weight_grad,
                                 data_parallel=data_parallel, links=links, grad_reduce=grad_reduce, on_step=on_step,
                                 scale_grads=bool(scale_grads), variable_shapes=bool(variable_shapes),
-                                device=device, overlap=overlap, keep_rng=bool(keep_rng), timeout=timeout,
-                                chunk_spec=chunk_spec, names=names and "given"))
+                                device=device, overlap=overlap, keep_rng=bool(keep_rng), timeout=timeout, rank=rank,
+                                chunk_spec=chunk_spec, names=names and "given"),
+                      gather if links is None else links.gather)
         holders = plans.holders(plan)
         self._device = torch.device(device) if device is not None else default_device(modules.values())
         self._owns_links = links is None
@@ -112,12 +116,13 @@ class PlanSchedule:
         self._losses = Losses(links, plan.microbatches)
         self._walk = Walk(plan, program, self._stages, self._sums, links, self._device,
                           variable_shapes=variable_shapes, overlap=overlap, on_step=on_step,
-                          explain=self._explain)
+                          explain=self._explain, timing_every=timing_every)
         self._broken = self._closed = False
         self._stepping = threading.Lock()
-        self._store = _store(token)
+        self._store = getattr(dist, "PrefixStore")(f"contraflow/{token}", links.store)
         self._batch = Batch(plan, self.rank, chunk_spec, variable_shapes, self._store)
-        self._watch = Watch(self._store, self.rank, plan.ranks, self._place)
+        self._watch = Watch(self._store, self.rank, plan.ranks, self._place,
+                            self._walk.stands_for if self._walk.has_gpu else None, self.links.timeout)
 
     # A step
 
@@ -177,11 +182,20 @@ class PlanSchedule:
 
     def state_dict(self) -> Dict[str, Any]:
         """The parameters and buffers of this rank by their names in the whole model."""
-        return self.module().state_dict()
+        return self._state.state()
 
     def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> None:
         """Takes those of this rank from the state of the whole model, or of any part that has them."""
         self._state.load(state, strict)
+
+    def optimizer_state_dict(self, optimizer: torch.optim.Optimizer) -> Dict[str, Any]:
+        """What an optimizer has for the parameters of this rank, by their names in the whole model, for
+        torch.distributed.checkpoint. Needs torch 2.5."""
+        return self._state.optimizer_state(optimizer)
+
+    def load_optimizer_state_dict(self, optimizer: torch.optim.Optimizer, state: Dict[str, Any]) -> None:
+        """The inverse of it."""
+        self._state.load_optimizer_state(optimizer, state)
 
     def _run(self, operations: Operations, args: Tuple[Any, ...], target: Any, return_outputs: bool,
              kwargs: Dict[str, Any]) -> None:
@@ -274,13 +288,13 @@ class PlanSchedule:
 
     def _place(self) -> str:
         """What this rank is doing."""
-        if not self._walk.begun:
+        if not self._walk.begun and not self._walk.on_gpu():
             return "is at the beginning of a step" if self._stepping.locked() else "between steps"
         return self._walk.place()
 
     def trace(self, path: Union[str, os.PathLike[str]]) -> None:
-        """Writes the last step of all ranks as a trace. Every process calls it. Times are of the host: on
-        CUDA devices, when work was launched."""
+        """Writes the last step of all ranks as a trace. Every process calls it. On CUDA devices it is the last
+        step with timing (`timing_every`); without one, times are of the host, when work was launched."""
         if not self._walk.ends[-1]:
             raise RuntimeError("there is no step to trace yet")
         trace.write(path, self.plan, self.links, trace.spans(self._walk))
@@ -299,7 +313,7 @@ class PlanSchedule:
         """Gives all copies of a stage, on both its ranks, in all replicas and over the expert group, the
         parameters and buffers of the first. Every process calls it."""
         copies: List[Any] = [((*stage.module.parameters(), *stage.module.buffers()), plans.holders(self.plan)[s])
-                  for s, stage in self._stages.items()]
+                             for s, stage in self._stages.items()]
         copies += [([self._stages[s].module.get_parameter(name) for s, name in places], ranks)
                    for ranks, (_, places) in self._tied.items()]
         for tensors, ranks in copies:
@@ -307,7 +321,7 @@ class PlanSchedule:
                 group = self.links.sum_group(ranks, self.is_spread(tensor))
                 if group is not None:
                     with torch.no_grad():
-                        dist.broadcast(local(tensor), self.links.members_of(group)[0], group=group)
+                        self.links.broadcast(local(tensor), group)
 
     def is_spread(self, parameter: torch.Tensor) -> bool:
         """Whether each process of `expert_parallel` has another part of a parameter, as of those of experts."""
@@ -316,8 +330,3 @@ class PlanSchedule:
 
 def _profiling() -> bool:
     return bool(getattr(torch.autograd, "_profiler_enabled")())
-
-
-def _store(token: str) -> Any:
-    """A place in the job's store."""
-    return getattr(dist, "PrefixStore")(f"contraflow/{token}", dist.distributed_c10d._get_default_store())

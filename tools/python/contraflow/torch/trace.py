@@ -4,8 +4,6 @@ import json
 import os
 import time
 
-import torch.distributed as dist
-
 from .program import COMPONENTS
 
 _CATEGORIES = {"SEND_F": "send", "SEND_B": "send", "RECV_F": "receive", "RECV_B": "receive",
@@ -18,7 +16,7 @@ def spans(walk):
     the waiting before it; a RECV lasts until what needs it can begin."""
     since = time.time_ns() - time.perf_counter_ns()
     program, begins = walk.program.instructions, {}
-    for index, start, end in zip(walk.index_of, walk.starts, walk.ends):
+    for index, start, end in zip(walk.index_of, *walk.times()):
         begins.setdefault(index, (start, end))
     used = {recv: begins[index][0] for index, recvs in enumerate(walk.program.needs) for recv in recvs}
     return [(program[index], index, start + since, used.get(index, end) + since)
@@ -58,8 +56,7 @@ def write(path, plan, links, rows):
                                                    "back_microbatch", "peer")}
         plain.append(({key: value for key, value in values.items() if value is not None}, index, start,
                       end))
-    everyone = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, plain)
+    everyone = links.gather(plain)
     if links.rank != 0:
         return
     ranks = [everyone[process] for process in links.ranks]

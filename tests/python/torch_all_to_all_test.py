@@ -2,6 +2,8 @@
 process; blocks of torchtitan's form in parts; and gradients of plans over an expert group."""
 
 import sys
+import threading
+import unittest.mock
 
 from torch_layers import batch as layer_batch
 from torch_layers import layers_of, loss_fn, reference
@@ -349,11 +351,41 @@ def refusals(me, pipeline, groups):
             raise AssertionError("not refused: " + text)
 
 
+def streams():
+    """Blocks on the streams of an emulated GPU: no race, and the bits of lanes that are threads."""
+    import torch_streams_test as emulated
+    text, _ = emulated.pair("1f1b", 2, 4, "mmm", recompute="experts")
+
+    def stages_of(plan, rank):
+        with making:  # ranks are threads of one process
+            stages, number = {}, 0
+            for s, kinds in enumerate(plan.stage_layers or ["m" * n for n in plan.partition]):
+                stages[s] = [titan_block(number + k) for k in range(len(kinds))]
+                number += len(kinds)
+            for block in (block for blocks in stages.values() for block in blocks):
+                block.attention = torch.nn.Linear(WIDTH, WIDTH)
+                block.attention.load_state_dict(block.moe.shared_experts.state_dict())
+            return {s: [from_moe_block(block, None, capacity) for block in stages[s]] for s in plan.stages_of(rank)}
+
+    making = threading.Lock()
+    for capacity in (None, 2):
+        with unittest.mock.patch.object(emulated, "stages_of", stages_of):
+            machine = emulated.Machine()
+            both = [emulated.trained(text), emulated.trained(text, machine)]
+        assert not machine.races, machine.races[0]
+        for (losses, grads), (other, others) in zip(*both):
+            assert all(map(torch.equal, losses, other)) and any(g is not None for g in grads.values())
+            assert all(g is None and others[key] is None or torch.equal(g, others[key]) for key, g in grads.items())
+    print("blocks on an emulated GPU: no race, the same bits")
+
+
 def main():
     torch.set_num_threads(1)
     for size, work in ((3, exchanges), (3, dispatches), (1, products), (3, titan), (4, plans), (4, replicas)):
         expect_success(run_processes(size, work, size, limit=120.0))
         print(f"{work.__name__} over {size} processes: as in one")
+    if hasattr(torch, "get_default_device"):
+        streams()
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 #pragma once
 
-// What executes plans: a training on the threads of this process (ThreadedRun), of stages of your
+// Execution of plans: a training on the threads of this process (ThreadedRun), of stages of your
 // own too (CustomRun), or one rank's program walked by an Executor with a Backend and a Transport
 // of your own. Others write #include <contraflow/runtime.h> and link contraflow::runtime;
 // <contraflow/contraflow.h> makes the plans.

@@ -270,7 +270,7 @@ std::string Gains(const CompareRow& taken, const std::vector<const CompareRow*>&
                                          : ", and simpler");
 }
 
-/// What it holds, beside 1F1B.
+/// Returns what it holds, beside 1F1B.
 std::string Price(const CompareRow& taken, const CompareRow* one_f_one_b) {
   const double gap = taken.report->gap();
   std::string text = gap > 0

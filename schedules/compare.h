@@ -15,7 +15,7 @@
 
 namespace contraflow {
 
-/// What schedules are compared for: a shape, the costs of one model, a limit, a search.
+/// Subject of a comparison: a shape, the costs of one model, a limit, a search.
 struct CompareRequest {
   /// `schedule` is nothing yet; `chunks` those of interleaved ones. Costs for every stage alike are
   /// of P stages.
@@ -30,8 +30,8 @@ struct CompareRequest {
   SearchControl control = {};  ///< of the search of `auto`; reports come from its thread
   bool no_auto = false;        ///< leaves `auto` out
   std::vector<std::string> schedules = {};  ///< those to compare; empty: all
-  /// Where the shortest that `auto` finds holds parameters twice: before it, a row with the
-  /// shortest that holds them once (Placement::kSingle).
+  /// If the shortest that `auto` finds holds parameters twice: before it, a row with the shortest
+  /// that holds them once (Placement::kSingle).
   bool single_too = false;
   bool keep_plans = false;  ///< CompareRow::plan
   /// The chunk costs follow from "moe", so components decide how long a step takes, with the
@@ -65,8 +65,7 @@ struct CompareRow {
   bool fits = true;                      ///< no rank holds more than its device or the limit
   std::vector<int> recomputed;           ///< stages, ascending
   int64_t offloaded = 0;                 ///< cells that wait in the memory of the host
-  /// Where the report is of components that overlap as far as they can: chunk by chunk as in the
-  /// papers.
+  /// Report of components that overlap as far as they can: chunk by chunk as in the papers.
   std::optional<Report> published;
   std::string rejected;      ///< why it does not fit; then there is no report
   std::optional<Plan> plan;  ///< with CompareRequest::keep_plans
@@ -77,8 +76,8 @@ struct CompareRow {
 
 /// A row for every schedule, in the order of Schedules(), `auto` last (twice with `single_too`).
 /// `auto` is searched on a thread of its own beside the others. Calls `started`, on the caller's,
-/// with the name of each before it is compiled, or waited for. What a schedule does not take, or
-/// does not fit, is in its row.
+/// with the name of each before it is compiled, or waited for. A schedule that does not take the
+/// spec, or does not fit, says so in its row.
 std::vector<CompareRow> Compare(const CompareRequest& request,
                                 const std::function<void(std::string_view)>& started = {});
 

@@ -54,7 +54,7 @@ std::string WaysToFit(const Spec& spec, const SearchControl& control) {
   const std::optional<int64_t> least =
       spec.costs.layers.empty() && !named ? LeastLimit(searched, spec.recompute) : std::nullopt;
   if (!least || spec.schedule == kAuto.name) return text + ", or take a schedule that holds less";
-  // What a target runs has been tried, if that is few.
+  // The plans that a target runs have been tried, if they are few.
   const bool few = spec.target == Target::kMegatron || spec.target == Target::kDualPipe;
   const std::string take = few ? "take auto without `for`" : "take auto";
   const int64_t own =

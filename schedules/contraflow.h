@@ -4,9 +4,9 @@
 // and write plans, costs and traces. Others write #include <contraflow/contraflow.h> and link
 // contraflow::compiler; what executes plans is <contraflow/runtime.h>.
 //
-// What is wrong with an input is an Error, whose text names the place, what is wrong there and what
-// would be right. Everything is a value or a function of values: nothing is kept between calls, and
-// several threads may call anything at once.
+// A wrong input is an Error, whose text names the place, the fault there and the right form.
+// Everything is a value or a function of values: nothing is kept between calls, and several threads
+// may call anything at once.
 
 #include "compiler/bound/bound.h"
 #include "compiler/files/cost_io.h"

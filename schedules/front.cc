@@ -1,4 +1,4 @@
-// What a step takes for more or less memory, and for lower costs.
+// Steps for more or less memory, and for lower costs.
 
 #include "schedules/front.h"
 
@@ -46,7 +46,7 @@ class FrontSearch {
     request_.held_by_1f1b = HeldBy1F1B(request.spec, request.control.made);
     const CostModel& costs = request.spec.costs;
     const bool input = !costs.layers.empty() || InputBytes(costs).has_value();
-    // What is left to choose is chosen for each point.
+    // Choices left open are made for each point.
     Recompute& recompute = request_.spec.recompute;
     Offload& offload = request_.spec.offload;
     if (recompute.choice == Recompute::Choice::kAuto) recompute = {};
@@ -126,8 +126,8 @@ class FrontSearch {
 
   /// A limit in the middle of where the front drops most; nothing where it drops little.
   std::optional<int64_t> Between() const {
-    // What the shortest takes that holds no more than this; where that was looked for, and there is
-    // no point, it is the point before.
+    // Step of the shortest that holds no more than this; where that was looked for, and there is no
+    // point, it is the point before.
     std::map<double, Time> steps;
     for (const FrontPoint& point : Front()) steps[point.memory] = point.row.makespan();
     for (const int64_t limit : asked_for_) {
@@ -160,7 +160,7 @@ class FrontSearch {
     return MemoryLimitOf(spec, text, request_.held_by_1f1b);
   }
 
-  /// Nothing where so little is less than one activation.
+  /// No rung where so little is less than one activation.
   std::optional<int64_t> RungOf(const char* limit) const {
     try {
       return LimitOf(limit);
@@ -331,7 +331,7 @@ std::vector<Variation> Vary(const CompareRequest& request, const CompareRow& now
     with.keep_plans = false;
     with.held_by_1f1b = 0;
     const std::vector<CompareRow> rows = Compare(with);
-    // What fits now fits then.
+    // A plan that fits now fits then.
     const CompareRow* const best = Shortest(rows);
     const CompareRow& row = best != nullptr && best->makespan() < now.makespan() ? *best : now;
     const auto before = static_cast<double>(now.makespan());

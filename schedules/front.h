@@ -26,13 +26,12 @@ struct FrontPoint {
 /// up to eight more, each in the middle of the two points between which the front drops most: of
 /// activations or, where the costs give bytes, of all that a rank holds. With recompute where the
 /// costs say what that holds, and for `auto` with offloading where they have a link to the host.
-/// By memory, the smallest first.
-/// `auto` has a quarter of the request's budget for each of these limits. Calls `started` with what
-/// comes next.
+/// Points by memory, the smallest first. `auto` has a quarter of the request's budget for each of
+/// these limits. Calls `started` with what comes next.
 std::vector<FrontPoint> ParetoFront(const CompareRequest& request,
                                     const std::function<void(std::string_view)>& started = {});
 
-/// What a step would take if one cost were a tenth lower, or the memory a tenth more.
+/// Step if one cost were a tenth lower, or the memory a tenth more.
 struct Variation {
   std::string name;  ///< "f" "b" "w" "comm" "all-to-all" "memory"
   CompareRow row;    ///< the shortest that then fits
@@ -42,9 +41,9 @@ struct Variation {
 /// "f" "b" "w" "all-to-all" "comm" "memory"
 std::vector<std::string> VariedNames();
 
-/// Of these (VariedNames; of all that the request has, for none), the one that helps most first.
-/// `now` is the shortest row of the request as it is. Throws Error for one that the request has
-/// nothing of.
+/// Variations of these (VariedNames; of all that the request has, for none), the one that helps
+/// most first. `now` is the shortest row of the request as it is. Throws Error for one that the
+/// request has nothing of.
 std::vector<Variation> Vary(const CompareRequest& request, const CompareRow& now,
                             const std::vector<std::string>& names,
                             const std::function<void(std::string_view)>& started = {});

@@ -20,7 +20,7 @@ class MadePlans {
   /// Throws the Error that it threw.
   Plan Get(const Spec& spec, const std::function<Plan()>& make);
 
-  /// What stages of these layers cost, the same for all that ask on this thread: to look at each
+  /// Costs of stages of these layers, the same for all that ask on this thread: to look at each
   /// takes long where layers have components.
   LayerStages& StagesOf(const CostModel& costs, Overlap overlap);
 

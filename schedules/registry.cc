@@ -72,8 +72,8 @@ Plan GenerateOnce(const Schedule& schedule, const Spec& spec, const SearchContro
                              : GenerateRecomputed(schedule, spec, Room::kOfOrder, control);
 }
 
-/// What is recomputed or goes to the host is chosen with the order, so all of it is repeated with
-/// ever larger budgets.
+/// Recompute and offloading are chosen with the order, so all of it is repeated with ever larger
+/// budgets.
 Plan GenerateWithBudgets(const Schedule& schedule, const Spec& spec, const SearchControl& control) {
   std::optional<Plan> best;
   std::optional<Error> why_not;
@@ -103,7 +103,7 @@ Plan GenerateFromStages(const Schedule& schedule, const Spec& spec, std::optiona
                         const SearchControl& control) {
   const bool plain = spec.offload.choice == Offload::Choice::kNone &&
                      spec.recompute.choice == Recompute::Choice::kNone;
-  // Where layers became these stages, their partition is judged with and without.
+  // If layers became these stages, their partition is judged with and without.
   const bool layered = &schedule != &kAuto && !spec.costs.partition.empty();
   if (plain || layered) return GenerateOnce(schedule, spec, control);
   if (&schedule != &kAuto) {
@@ -135,9 +135,7 @@ Plan GenerateFromStages(const Schedule& schedule, const Spec& spec, std::optiona
 Plan FrameOf(const Schedule& schedule, Spec spec) {
   spec.costs = UniformCosts(1, 1, 1);
   spec.memory_limit.reset();
-  Plan frame = schedule.generate(spec);
-  frame.programs.clear();
-  return frame;
+  return FrameOf(schedule.generate(spec));
 }
 
 Plan GeneratePlan(const Spec& spec) { return GeneratePlan(spec, SearchControl()); }
@@ -179,13 +177,14 @@ Plan GeneratePlan(const Spec& asked, const SearchControl& control) {
     CheckCosts(spec.costs, frame.stages, spec.microbatches);
     spec.costs = OnRanks(spec.costs, frame);
   }
-  // What heeds a limit heeds that of the device; `auto` has one for each placement, and zb-2p one
-  // for each rank.
+  // A schedule that heeds a limit heeds that of the device; `auto` has one for each placement, and
+  // zb-2p one for each rank.
   const bool by_rank = &schedule == &kZb2p && spec.recompute.choice == Recompute::Choice::kNone;
   if (!DevicesOf(spec).empty() && &schedule != &kAuto && !by_rank &&
       schedule.reject(spec).empty()) {
     LimitByDevice(FrameOf(schedule, spec), &spec);
-    // What then has no room at all is made as if it had, to say by how much it does not fit.
+    // A schedule that then has no room at all is made as if it had, to say by how much it does not
+    // fit.
     if (!schedule.reject(spec).empty()) spec.memory_limit = asked.memory_limit;
   }
   Plan plan = GenerateFromStages(schedule, spec, asked.memory_limit, control);

@@ -40,7 +40,7 @@ struct Schedule {
   /// enough.
   int (*peak_activations)(const Spec& spec, int rank);
   const Formula* formula;  ///< null where none is published
-  /// As `generate`, for a caller that follows a search and may stop it; null where nothing is
+  /// Like `generate`, for a caller that follows a search and may stop it; null where nothing is
   /// searched.
   Plan (*search)(const Spec& spec, const SearchControl& control) = nullptr;
   bool heeds_costs = false;   ///< else the order depends on P, M and chunks alone
@@ -66,7 +66,7 @@ Plan FrameOf(const Schedule& schedule, Spec spec);
 /// provenance. Deterministic: equal specs give equal plans. Checks the spec and asks the schedule
 /// first. Throws Error that says what is wrong and what would do if the spec is out of range, if
 /// the schedule or the costs cannot have it, or if `auto` finds nothing within its memory limit.
-/// What a published schedule holds is the caller's to hold against that.
+/// The caller compares what a published schedule holds with the limit.
 Plan GeneratePlan(const Spec& spec);
 /// The same for a caller that follows a search and may stop it: then the plan is the best so far.
 Plan GeneratePlan(const Spec& spec, const SearchControl& control);

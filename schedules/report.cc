@@ -134,12 +134,12 @@ Report MakeReport(const Plan& plan, const CostModel& costs, std::optional<int64_
   // The limit that a searched plan was made for holds for its own costs.
   const bool made_for = !memory_limit && plan.provenance && costs == plan.costs;
   if (made_for) memory_limit = plan.provenance->memory_limit;
-  // On unlike devices that is what the fullest rank leaves, and others may hold more. What is
+  // On unlike devices that is what the fullest rank leaves, and others may hold more. A plan
   // offloaded for a limit may miss it with other costs, and be shorter than all that fits.
   const bool fits = MemoryLimit(costs, memory_limit).Fits(report.simulation);
   if (!fits && (made_for || OffloadedCells(plan).any())) memory_limit.reset();
   report.bound = ProveBound(plan, costs, memory_limit);
-  // What was searched with a partition of its own has a bound for any.
+  // A plan that was searched with a partition of its own has a bound for any.
   const bool own = plan.provenance && costs == plan.costs && !costs.partition.empty();
   const Time any = own ? plan.provenance->bound : 0;
   if (own) report.any_partition = std::min(any, report.bound.value);

@@ -20,7 +20,7 @@ struct FormulaFigures {
   bool holds = false;       ///< every rank's simulated bubble equals `published`
 };
 
-/// What is predicted of a plan's run: times in ticks of `unit` (TicksPerUnit), memory in bytes.
+/// Prediction of a plan's run: times in ticks of `unit` (TicksPerUnit), memory in bytes.
 struct Report {
   std::string schedule;
   Unit unit = Unit::kUnit;
@@ -30,7 +30,7 @@ struct Report {
   Simulation simulation;
   std::vector<MemoryFigures> memory;  ///< of each rank; empty where the costs have no figures
   Bound bound;                        ///< on the makespan, for this partition
-  /// Where stages were made of layers together with a searched order: on the makespan of any
+  /// For stages that were made of layers together with a searched order: on the makespan of any
   /// partition.
   std::optional<Time> any_partition;
   /// There are replicas, and the makespan has neither the sum of their gradients nor the optimizer.

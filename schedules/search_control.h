@@ -25,7 +25,7 @@ struct SearchControl {
   const std::atomic<bool>* stop = nullptr;
   /// Called now and then, on the thread that searches.
   std::function<void(const SearchState&)> report = {};
-  /// Where published plans of layers, and what their stages cost, are kept to be made once. Null:
+  /// Store of published plans of layers, and of the costs of their stages, to make them once. Null:
   /// nowhere but in this search. Must outlive it.
   MadePlans* made = nullptr;
 

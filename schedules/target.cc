@@ -19,7 +19,7 @@ struct Runs {
   const Schedule* schedule;
 };
 
-/// What it has of its own, by placement; none where it runs any plan of one route.
+/// Schedules of its own, by placement; none where it runs any plan of one route.
 std::vector<Runs> RunsOf(Target target) {
   switch (target) {
     case Target::kMegatron:

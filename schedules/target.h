@@ -12,16 +12,16 @@ namespace contraflow {
 ///
 /// torch: plans of one route, recomputed by stages and not offloaded. megatron: 1f1b and
 /// interleaved-1f1b in rounds of at least P micro-batches, recomputed as a whole or not at all.
-/// dualpipe (deepseek-ai/DualPipe): dualpipe and dualpipe-v, not recomputed. What these schedules
-/// ask of P and M is theirs to say (Schedule::reject).
+/// dualpipe (deepseek-ai/DualPipe): dualpipe and dualpipe-v, not recomputed. These schedules say
+/// what they ask of P and M (Schedule::reject).
 std::string RejectTarget(const Spec& spec);
 
 /// True where `auto`, or automatic recompute, means the best of few plans that the target runs
 /// (TargetSpecs), and no search.
 bool HasFewSpecs(const Spec& spec);
 
-/// Those plans: the schedules of the target, interleaved ones in several depths, each with every
-/// recompute that it may have. The memory limit is that of their stages.
+/// Specs of those plans: the schedules of the target, interleaved ones in several depths, each with
+/// every recompute that it may have. The memory limit is that of their stages.
 std::vector<Spec> TargetSpecs(const Spec& spec);
 
 }  // namespace contraflow

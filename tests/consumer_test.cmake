@@ -74,7 +74,7 @@ if(PKG_CONFIG)
   step(${CXX} -std=c++20 ${SOURCE_DIR}/consumer/main.cc -o ${WORK_DIR}/by_pkg_config ${flags})
   step(${WORK_DIR}/by_pkg_config)
 endif()
-# Of our own headers the public ones and what they include, and nothing of the runtime.
+# The package has of our own headers the public ones and what they include, and none of the runtime.
 file(GLOB_RECURSE headers RELATIVE ${stage}/include ${stage}/include/*)
 list(LENGTH headers count)
 if(count GREATER 40 OR headers MATCHES "runtime/|kernels/")

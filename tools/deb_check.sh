@@ -1,7 +1,7 @@
 #!/bin/sh
 # Builds the .deb of a build folder, holds it against lintian, installs it in a fresh Debian and uses it
 # there: tools, manual pages, completions in bash, and libraries by CMake and pkg-config.
-# As root, on a Debian with lintian and, unless a root is given, mmdebstrap; takes minutes.
+# Run as root, on a Debian with lintian and, unless a root is given, mmdebstrap; takes minutes.
 #
 #   tools/deb_check.sh [--root FILE.tar] [BUILD]   the file system to start from; the build (build/release)
 set -eu
@@ -34,7 +34,7 @@ mkdir "$root/check"
 cp "$deb" "$root/check/contraflow.deb"
 cp -r tests/consumer "$root/check/"
 in_root() { chroot "$root" env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LC_ALL=C.UTF-8 "$@"; }
-# What a container leaves out of packages: manual pages, too.
+# A container leaves parts out of packages: manual pages, too.
 rm -f "$root"/etc/dpkg/dpkg.cfg.d/docker
 in_root apt-get update -qq
 in_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \

@@ -80,7 +80,7 @@ done
 mkdir -p -- "$out" 2>/dev/null || usage "--out: $out cannot be made"
 results=$(cd -- "${out/#-/.\/-}" && pwd)/results.jsonl
 log=${results%/*}/log.txt
-# What an earlier call has found is kept beside.
+# Results of an earlier call are kept beside.
 if [ -s "$results" ]; then
   number=1
   while [ -e "${results%.jsonl}-$number.jsonl" ]; do number=$((number + 1)); done
@@ -482,7 +482,8 @@ export LD_LIBRARY_PATH PATH
 if ldd "$bin"/* 2>&1 | grep -q -E '(GLIBCXX|CXXABI|GCC_)[^ ]* not found|lib(stdc\+\+|gcc_s)[^ ]* => not found'; then
   LD_LIBRARY_PATH=$work/cxx:$LD_LIBRARY_PATH
 fi
-# What stands for a library that is missing refuses every call, so that all that does without it runs.
+# A substitute for a library that is missing refuses every call, so that all that does without it
+# runs.
 declare -A lost=([cudnn]='libcudnn.so.9: attention is computed by our own kernels'
   [nccl]='libnccl.so.2: nothing runs as several processes'
   [cublasLt]='libcublasLt.so.13: no whole step runs')
@@ -494,7 +495,7 @@ for library in cudnn nccl cublasLt; do
     LD_LIBRARY_PATH=$LD_LIBRARY_PATH:$work/lib/no-$library
   fi
 done
-# As a part would be: given up even where the driver holds it, and a signal ends the wait.
+# Run like a part: given up even where the driver holds it, and a signal ends the wait.
 timeout -k 5 $probe_limit "$bin/bench_gpu" --gpu >"$work/probe" 2>&1 </dev/null &
 probe=$!
 while kill -0 $probe 2>/dev/null && [ $SECONDS -lt $((probe_limit + 10)) ]; do sleep 0.02; done

@@ -44,8 +44,8 @@ ldd "$work"/bin/* | awk '$2 == "=>" { print $1, $3 }' | sort -u | while read -r 
   [ -f "$path" ] || fail "$name is not found, which the programs need"
   cp -L "$path" "$work/lib/$name"
 done
-# Where one of these is missing, programs start all the same, and it refuses every call: its error is that
-# it is not initialized, of NCCL one of the system.
+# If one of these is missing, programs start all the same, and it refuses every call: its error is that it
+# is not initialized, of NCCL one of the system.
 for program in "$work"/bin/*; do nm -D --undefined-only "$program"; done |
   sed -n 's/.* U \([A-Za-z]*\).*/\1/p' | sort -u >"$work/symbols"
 while read -r library soname error; do
@@ -59,7 +59,7 @@ nccl libnccl.so.2 2
 cublasLt libcublasLt.so.13 1'
 git -C "$root" describe --always --dirty >"$work/version" 2>/dev/null || echo unknown >"$work/version"
 
-# Where libraries are missing, programs cannot list what they have.
+# If libraries are missing, programs cannot list what they have.
 "$build/tests/contraflow_gpu_test" --list-test-cases --no-version >"$work/lists/cases"
 "$build/tools/bench_gpu" --list >"$work/lists/families"
 

@@ -15,7 +15,7 @@ else
   # shellcheck disable=SC2086
   git ls-files -- $rooms
 fi | sort >"$build/changed"
-# Those that this build compiles.
+# Sources that this build compiles.
 sed -n 's/^ *"file": "\(.*\)".*/\1/p' "$build/compile_commands.json" | sed "s|^$PWD/||" |
   sort -u >"$build/compiled"
 comm -12 "$build/changed" "$build/compiled" >"$build/files"

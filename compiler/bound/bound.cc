@@ -21,8 +21,8 @@ CellWork WorkOfCell(const CostModel& costs, int stage, int m,
   const StageCost& cost = costs.stage(stage);
   Time saving = 0;
   if (cost.fb < cost.f + cost.bw) {
-    // What Duration takes off, which is less where its longest chain decides. Parts and saving are
-    // rounded one by one, which is worth up to two ticks.
+    // The saving that Duration takes off, which is less where its longest chain decides. Parts and
+    // saving are rounded one by one, which is worth up to two ticks.
     saving = f + bw - costs.Duration(Pair(stage, m, stage, m));
     if (!costs.microbatch_scale.empty()) saving += 2;
   }
@@ -91,7 +91,7 @@ void CheckMemoryLimit(const MemoryLimit& memory, const Plan& plan, const CostMod
   const std::vector<CellBytes> cells = BytesOfCells(costs, recomputed, plan.stages);
   for (const Route& route : plan.routes) {
     if (route.microbatches.empty()) continue;
-    // Of each rank: what its stages so far hold, and the most that one of them needs.
+    // Bytes of each rank: what its stages so far hold, and the most that one of them needs.
     std::vector<int64_t> held(static_cast<size_t>(plan.ranks), 0), most = held;
     int over = -1;  // the first rank beyond the limit
     for (size_t s = 0; s < route.ranks.size(); ++s) {
@@ -127,16 +127,6 @@ std::vector<ChunkTimes> TimesWith(const BoundInput& input, const RouteWork& rout
     times[s - 1].lag = std::max(way, chunk(s - 1).recompute);
   }
   return times;
-}
-
-/// Without programs, and so without what they recompute or offload, and without components.
-Plan RoutesOf(const Plan& plan) {
-  Plan routes;
-  routes.ranks = plan.ranks;
-  routes.stages = plan.stages;
-  routes.microbatches = plan.microbatches;
-  routes.routes = plan.routes;
-  return routes;
 }
 
 void RaiseByAll(const BoundInput& input, Bound* best) {
@@ -231,7 +221,8 @@ Bound ProveBound(const Plan& plan, const CostModel& costs, std::optional<int64_t
   Bound best;
   std::optional<int64_t> limit_of_stashes;
   if (OffloadedCells(plan).any()) {
-    // What is away takes no memory, and how long it is away is the schedule's to choose.
+    // Activations on the host take no memory, and how long they are away is the schedule's to
+    // choose.
     std::swap(memory_limit, limit_of_stashes);
     RaiseByHostLink(plan, costs, &best);
   }
@@ -248,14 +239,14 @@ Bound ProveBound(const Plan& plan, const CostModel& costs, std::optional<int64_t
   if (std::find(input.recomputes.begin(), input.recomputes.end(), true) != input.recomputes.end()) {
     // A schedule is no longer without its R, though it may hold more. That lets the windows of
     // ranks that recompute speak.
-    RaiseByAll(MakeBoundInput(RoutesOf(plan), costs, std::nullopt), &best);
+    RaiseByAll(MakeBoundInput(FrameOf(plan), costs, std::nullopt), &best);
   }
   return best;
 }
 
 Bound BoundOfOffloaded(const Plan& frame, const CostModel& costs,
                        std::optional<int64_t> memory_limit) {
-  const Plan routes = RoutesOf(frame);
+  const Plan routes = FrameOf(frame);
   Bound best = ProveBound(routes, costs);
   if (memory_limit) {
     RaiseByStashes(MakeBoundInput(routes, costs, std::nullopt), costs, *memory_limit, &best);

@@ -9,7 +9,7 @@
 
 namespace contraflow {
 
-/// What a lower bound rests on; each is derived where it is computed.
+/// Arguments for a lower bound; each is derived where it is computed.
 enum class BoundKind : uint8_t {
   kNothing,       ///< a plan without micro-batches
   kCriticalPath,  ///< one micro-batch through all stages and back (chunk.cc)
@@ -57,8 +57,8 @@ Bound ProveBound(const Plan& plan, const CostModel& costs,
 Bound BoundOfOffloaded(const Plan& frame, const CostModel& costs,
                        std::optional<int64_t> memory_limit);
 
-/// What passes for each micro-batch outside of one stage, at least: before its F can begin, from
-/// the end of that to when its B can, and from the end of that to the end of the step.
+/// Least times of each micro-batch outside of one stage: before its F can begin, from the
+/// end of that to when its B can, and from the end of that to the end of the step.
 struct StageSurroundings {
   Time head = 0, lag = 0, tail = 0;
 };

@@ -80,7 +80,7 @@ void Add(const BoundInput& input, const RouteWork& route, std::span<const size_t
       jobs.recompute_head = std::min(jobs.recompute_head, head + chunk.f);
       jobs.recompute += all * chunk.recompute;
       jobs.recompute_tail = std::min(jobs.recompute_tail, chunk.b + after);
-      // Of merged jobs the tail is that of the last one, whose rest is a job as well.
+      // The tail of merged jobs is that of the last one, whose rest is a job as well.
       jobs.b_head = std::min(jobs.b_head, back);
       jobs.b += all * (chunk.b - off_b);
       jobs.b_tail = std::min(jobs.b_tail, tail);

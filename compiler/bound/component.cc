@@ -16,10 +16,10 @@
 //     the end of the step no less passes than x still needs, down to the last stage and all the way
 //     back.
 //
-// What this work does not fill of the two windows the lane is idle. They do not meet where memory
-// is for fewer chunks than there are, since then some forward waits for the end of a backward;
-// else, and where some chunk has nothing to do on the lane (it may be that forward), only the
-// larger idle counts. On either lane:
+// The lane is idle in the part of the two windows that this work does not fill. They do not meet
+// where memory is for fewer chunks than there are, since then some forward waits for the end of a
+// backward; else, and where some chunk has nothing to do on the lane (it may be that forward), only
+// the larger idle counts. On either lane:
 //
 //     makespan >= head + work + idle + idle.
 
@@ -94,7 +94,7 @@ Components ComponentsOf(const Plan& plan, const CostModel& costs, int s, int m) 
   return c;
 }
 
-/// Of every stage of one micro-batch.
+/// Component times of every stage of one micro-batch.
 std::vector<Components> ComponentsOf(const Plan& plan, const CostModel& costs, int m) {
   std::vector<Components> stages;
   for (int s = 0; s < plan.stages; ++s) {

@@ -19,7 +19,7 @@
 namespace contraflow {
 namespace {
 
-/// What one rank or link has to do.
+/// Jobs of one rank or link.
 struct LaneJobs {
   std::vector<JobQueue> queues;
   Time head = std::numeric_limits<Time>::max();

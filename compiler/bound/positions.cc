@@ -1,5 +1,5 @@
 // Order of micro-batches. Number the forwards of one stage in the order in which its rank runs
-// them, whatever their micro-batches, and likewise its backwards and its rests. What holds between
+// them, whatever their micro-batches, and likewise its backwards and its rests. A relation between
 // one micro-batch's forwards of two stages holds between the k-th of the one and the k-th of the
 // other: of k micro-batches that have come through a stage, k have come through the one before it.
 // With the shortest f, b and rest of every stage,
@@ -14,7 +14,7 @@
 // operations (Work between). Pairs as in chunk.cc, and no path counts a rest that could be part of
 // one.
 //
-// Memory. What a limit says about the order of micro-batches: let n = limit / activation and s0,
+// Memory. A limit says this about the order of micro-batches: let n = limit / activation and s0,
 // s1, .. be the stages of one route on the rank, in order.
 //
 //  * When the k-th forward of s_j starts, k micro-batches have had their forwards of s_0 .. s_j and
@@ -49,8 +49,8 @@
 // An R of a stage comes between its F and its B. And the k-th rest of a stage comes after the k-th
 // of its backwards, so the i-th to the (k - 1)-th of the rests lie between as well.
 //
-// What is still to do when the i-th of a pass starts is, of each position from i on, that pass and
-// all that follow it, and the rests of those that are backwards.
+// The work left when the i-th of a pass starts is, of each position from i on, that pass and all
+// that follow it, and the rests of those that are backwards.
 //
 // A rank that is busy all the time pushes its k-th backward as far back as its work, wherever that
 // is done; seen from another rank this is a head or a tail that grows with k. It is what keeps two
@@ -151,7 +151,7 @@ std::map<int, std::vector<PassOfRank>> PassesOf(const RouteWork& route) {
   return passes;
 }
 
-/// Those from the passes[a] on.
+/// Adds the times from the passes[a] on.
 void AddFrom(const BoundInput& input, const RouteWork& route, const std::vector<PassOfRank>& passes,
              size_t a, std::vector<WorkBetween>* between) {
   const auto& [pass, stage, duration] = passes[a];
@@ -274,7 +274,8 @@ class Finder {
   void FindTails() {
     const size_t stages = route_.stages();
     for (size_t k = size_; k-- > 0;) {
-      // What a later position asks of this one is final when this one is visited: shifts are >= 1.
+      // Demands of a later position on this one are final when this one is visited: shifts are >=
+      // 1.
       const auto ahead = [&](const std::vector<Time>& left, size_t s) {
         return k + 1 == size_ ? 0 : left[At(s, k + 1)];
       };
@@ -347,7 +348,7 @@ class Finder {
                     Largest(together.stages.size(), k, together.rests, rest));
   }
 
-  /// What follows the end of B of s, k by the forwards that come after it together.
+  /// Time after the end of B of s, k by the forwards that come after it together.
   Time LeftTogether(size_t s, size_t k) const {
     const Together& together = rules_.together[s];
     return Largest(
@@ -360,7 +361,7 @@ class Finder {
     return from == Pass::kBackward ? b_head_ : w_head_;
   }
 
-  /// By operation, `stages` apart.
+  /// Index by operation, `stages` apart.
   size_t Of(Pass pass, size_t s) const { return static_cast<size_t>(pass) * route_.stages() + s; }
 
   void AddWorkBetween() {

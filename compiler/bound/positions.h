@@ -23,7 +23,7 @@ struct Together {
   size_t rests = 0;            ///< that need not have ended; without a stash none need
 };
 
-/// What a memory limit says about the positions of one route; nothing without a limit.
+/// Rules of a memory limit on the positions of one route; none without a limit.
 struct MemoryRules {
   std::vector<Precedence> precedences;
   std::vector<std::vector<Precedence>> before;  ///< the same, by the stage whose F comes after
@@ -32,9 +32,9 @@ struct MemoryRules {
 
 MemoryRules RulesOf(const BoundInput& input, const RouteWork& route);
 
-/// What a rank has to do between two operations of one route, numbered by position
-/// (order.cc): from the start of `from`, i, to the start of `to`, k, it works for `once` + (k
-/// - i) `each`, or longer, for any k >= i.
+/// Work of a rank between two operations of one route, numbered by position (order.cc): from the
+/// start of `from`, i, to the start of `to`, k, it works for `once` + (k - i) `each`, or longer,
+/// for any k >= i.
 struct WorkBetween {
   Pass from, to;
   size_t from_stage, to_stage;
@@ -44,8 +44,8 @@ struct WorkBetween {
 /// None where a pair may be shorter than its parts.
 std::vector<WorkBetween> WorkBetweenOf(const BoundInput& input, const RouteWork& route);
 
-/// What a rank has still to do when an operation of a route starts: of each position from its own
-/// on, at least so much. By stage; 0 where a pair may be shorter than its parts.
+/// Work left to a rank when an operation of a route starts: of each position from its own on, at
+/// least so much. By stage; 0 where a pair may be shorter than its parts.
 struct Remainder {
   std::vector<Time> forward, backward;
 };

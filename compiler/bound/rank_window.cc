@@ -1,9 +1,9 @@
 // Windows of a rank with any stages and routes. Before its first backward, which starts no earlier
 // than `first`, a rank can only run forwards, no more than fit in memory. After its last forward it
 // can only run backwards and rests of what it holds, and no less than `last` passes, the shortest
-// lag with its backward and the way upstream behind it. What of the two windows this work does not
-// fill is idle. The windows do not meet unless all forwards come before all backwards, which takes
-// memory for all of them; then only the larger idle counts.
+// lag with its backward and the way upstream behind it. The lane is idle in the part of the two
+// windows that this work does not fill. The windows do not meet unless all forwards come before all
+// backwards, which takes memory for all of them; then only the larger idle counts.
 //
 // Pairs shorter than their parts have one forward and one backward each, so as many backwards of a
 // rank are in no pair as forwards: let that be u of them. In the windows there are no pairs, so no
@@ -135,7 +135,8 @@ struct Part {
   int64_t slots = 0;                   ///< chunks, at most
   std::vector<Filling> fillings = {};  ///< the longest first
 
-  /// What of it is idle with u chunks in no pair, v of them of stages that save much. Convex in v.
+  /// Least idle time of the window with u chunks in no pair, v of them of stages that save much.
+  /// Convex in v.
   Time Idle(int64_t u, int64_t v) const {
     Time filled = 0;
     u = std::min(u, slots);

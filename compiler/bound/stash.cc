@@ -1,4 +1,4 @@
-// What waits for W is never on the host. With OFFLOAD a limit says nothing about how many
+// A stash that waits for W is never on the host. With OFFLOAD a limit says nothing about how many
 // micro-batches are in flight, but a cell is copied only between its F and its B: the stash that B
 // leaves stays on the device until W.
 //
@@ -56,7 +56,7 @@ void RaiseByStashes(const BoundInput& input, const CostModel& costs, int64_t lim
   for (int r = 0; r < input.ranks; ++r) {
     RankRests& rank = ranks[static_cast<size_t>(r)];
     const MemoryLimit memory(costs, limit, rank.stages);
-    // Nothing runs in less than an activation: such a limit is one that no schedule meets.
+    // No schedule runs in less than an activation: none meets such a limit.
     if (rank.rests.empty() || memory.stash() == 0 || limit < memory.activation()) continue;
     const int64_t left = 1 + (limit - memory.activation()) / memory.stash();
     const int64_t most = std::min(left, static_cast<int64_t>(rank.rests.size()));

@@ -1,6 +1,6 @@
 #pragma once
 
-// What the files of the bound share, and nobody else includes.
+// Declarations that the files of the bound share, and nobody else includes.
 
 #include <cstdint>
 #include <limits>
@@ -17,10 +17,10 @@ inline constexpr Time kNever = std::numeric_limits<Time>::max();
 /// Lanes of a rank with components, as indices.
 inline constexpr size_t kCompute = 0, kAllToAll = 1;
 
-/// What a rank does with a chunk; kRest is what of a full backward follows B.
+/// Work of a rank on a chunk; kRest is the part of a full backward that follows B.
 enum class Pass : uint8_t { kForward, kBackward, kRest };
 
-/// What the chunk of one stage and micro-batch costs its rank, at least. A full backward is B and
+/// Least costs of the chunk of one stage and micro-batch for its rank. A full backward is B and
 /// then the rest, the weight part: B gives its gradient after no less than b, and b + weight is the
 /// cheaper of bw and b + w. The pair of a forward of chunk x and a full backward of chunk y takes,
 /// by CostModel::Duration, no less than max(f of x, b of y, f of x + b + weight of y - saving of
@@ -47,8 +47,8 @@ struct RouteWork {
   /// B, and whose ranks have more to do than F before their first B: what a memory limit says, and
   /// what windows say, is not about these.
   std::vector<bool> recomputed;
-  /// Where the route is a part of one: what comes before the first F, between the last F and the
-  /// first B, and behind the last B of a micro-batch outside of it.
+  /// Times around a route that is part of another: before the first F, between the last F and the
+  /// first B, and after the last B of a micro-batch outside of it.
   Time head = 0, lag = 0, tail = 0;
 
   size_t stages() const { return ranks.size(); }
@@ -90,10 +90,10 @@ struct ChunkTimes {
   Time tail = 0;  ///< from the end of its input gradient to the end of the step
 };
 
-/// Of every stage of micro-batch k.
+/// Times of every stage of micro-batch k.
 std::vector<ChunkTimes> TimesOf(const BoundInput& input, const RouteWork& route, size_t k);
 
-/// Of every stage, no longer than those of any micro-batch.
+/// Least times of every stage, no longer than those of any micro-batch.
 std::vector<ChunkTimes> LeastTimesOf(const BoundInput& input, const RouteWork& route);
 
 /// Throws Error if no schedule fits the memory limit.
@@ -106,7 +106,7 @@ struct FirstBackwardIdle {
   Time lag = 0;   ///< from the end of its forward to the start of its backward
 };
 
-/// What a rank is idle before its first backward, at least, if before that it runs no more than
+/// Least idle time of a rank before its first backward, if before that it runs no more than
 /// `forwards` forwards of no more than `longest` each and has these stages. Derived where it is
 /// computed.
 Time IdleBeforeFirstBackward(const std::vector<FirstBackwardIdle>& openings, int64_t forwards,

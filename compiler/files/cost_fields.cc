@@ -207,7 +207,7 @@ Json ValuesToJson(const std::vector<ValueBytes>& values) {
 
 namespace {
 
-/// What a layer that has these values holds, if it does not say that itself.
+/// Adds the bytes that a layer with these values holds, if it does not say that itself.
 void AddValues(const JsonCursor& layer, const JsonCursor& field, LayerCost* cost) {
   if (!cost->moe) {
     field.Fail(

@@ -43,9 +43,17 @@ void AddComponents(const MoeCost& moe, Unit unit, Json* object);
 /// Bytes of what a layer holds, by Value; those that are not given have none. With `layers` each
 /// may be a list with one entry for each of so many.
 std::vector<ValueBytes> ReadValues(const JsonCursor& values, int layers = 0);
-/// What a layer with these values holds from F to the end of B, and of that what to the end of W.
+/// Bytes that a layer with these values holds from F to the end of B, and the part of them held to
+/// the end of W.
 std::pair<int64_t, int64_t> ActivationOf(std::span<const int64_t> values);
 Json ValuesToJson(const std::vector<ValueBytes>& values);
+
+/// A number of bytes for every stage alike, or a list with one for each.
+std::vector<int64_t> ReadStageBytes(const std::optional<JsonCursor>& field);
+/// "zero" and "workspace_bytes", which are known without stages.
+void ReadSharing(const JsonCursor& memory, MemoryCost* cost);
+/// "memory" of costs by stage. Activations may follow from the values of layers with components.
+MemoryCost ReadMemory(const JsonCursor& memory, const std::optional<MoeCost>& moe);
 
 /// The layers of a model: an array of objects with "name", "repeat", a cost or components, and
 /// bytes.

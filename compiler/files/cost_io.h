@@ -8,10 +8,10 @@
 
 namespace contraflow {
 
-/// What is made of measured costs, which are noisy, and which timers that know no b and w give.
+/// Repairs of measured costs, which are noisy, and whose timers may know no b and w.
 struct CostMending {
   double split = 0.5;  ///< share of b in a full backward that is given without its parts
-  /// What was assumed, each with place and path: a figure shorter than a part of it (MendNoise), a
+  /// Assumptions made, each with place and path: a figure shorter than a part of it (MendNoise), a
   /// full backward divided.
   std::vector<std::string> assumed = {};
 };

@@ -54,7 +54,7 @@ static_assert(std::atomic<int>::is_always_lock_free);
 std::mutex list_mutex;
 Unfinished* all_unfinished = nullptr;
 
-/// As if the signal had never been held back, so that a calling shell knows.
+/// Ends the program as if the signal had never been held back, so that a calling shell knows.
 void EndBy(int signal) {
   std::signal(signal, SIG_DFL);
   std::raise(signal);
@@ -188,7 +188,7 @@ void RemoveUnfinished() {
 void RemoveUnfinishedOnSignals() {
   for (const int signal : {SIGHUP, SIGINT, SIGTERM}) {
     struct sigaction action {};
-    // What a process was started to ignore it goes on ignoring.
+    // Signals that a process was started to ignore stay ignored.
     if (sigaction(signal, nullptr, &action) != 0 || action.sa_handler == SIG_IGN) continue;
     action.sa_handler = OnSignal;
     sigaction(signal, &action, nullptr);

@@ -23,8 +23,8 @@ std::string ReadFile(const std::string& path, int64_t limit);
 /// directory, full disk) the temporary file is removed and Error names path and reason.
 void WriteFile(const std::string& path, std::string_view content);
 
-/// The same piece by piece: `write` is called once and hands the content over with `put`. What it
-/// throws is passed on, and nothing is left of the file.
+/// The same piece by piece: `write` is called once and hands the content over with `put`. An
+/// exception of `write` is passed on, and nothing is left of the file.
 using PutBytes = std::function<void(std::string_view piece)>;
 void WriteFile(const std::string& path, const std::function<void(const PutBytes& put)>& write);
 
@@ -123,7 +123,8 @@ class Descriptor {
 /// A file that is read piece by piece; "-" is standard input. Throws Error as ReadFile does.
 class InputFile {
  public:
-  /// What says no size (a pipe, a device) may have no end, and is refused beyond 1 GiB in any case.
+  /// An input that says no size (a pipe, a device) may have no end, and is refused beyond 1 GiB in
+  /// any case.
   InputFile(const std::string& path, int64_t limit);
 
   /// The first 64 KiB, or all if there is less, without taking them: which form has it?

@@ -20,7 +20,7 @@ namespace contraflow {
 /// Json::array() or Json::object(): a null that becomes one crashes where memory is short.
 using Json = nlohmann::ordered_json;
 
-/// What is refused of a document, whatever it says about itself.
+/// Limits beyond which a document is refused, whatever it says about itself.
 struct JsonLimits {
   size_t bytes = size_t{1} << 20;   ///< of the document
   size_t values = size_t{1} << 16;  ///< kept in the tree
@@ -38,7 +38,7 @@ inline constexpr size_t kMaxJsonDepth = 16;
 struct JsonRows {
   std::string key;
   std::function<void(size_t row)> begin;  ///< row 0, 1, ... starts
-  /// String `index` of the row. The view ends with the call. What it throws is passed on.
+  /// String `index` of the row. The view ends with the call. Its exceptions are passed on.
   std::function<void(size_t row, size_t index, std::string_view text)> take;
   /// The same of an entry that is a list of at most kMaxRowIntegers whole numbers; where it is
   /// empty, such an entry is refused.

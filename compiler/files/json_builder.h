@@ -71,8 +71,8 @@ class JsonBuilder {
 /// True if the document begins with the head of a CBOR map; no JSON text does.
 bool LooksLikeCbor(std::string_view document);
 
-/// Reads one CBOR item (RFC 8949) and passes it to the builder. What JSON has no word for is
-/// refused: byte strings, tags, keys that are no text, `undefined`, NaN and infinity; so are
+/// Reads one CBOR item (RFC 8949) and passes it to the builder. An item that JSON has no word for
+/// is refused: byte strings, tags, keys that are no text, `undefined`, NaN and infinity; so are
 /// strings in pieces. Does not recurse, and allocates nothing for a size that the document only
 /// claims.
 void ReadCbor(std::string_view document, const std::string& place, JsonBuilder* builder);

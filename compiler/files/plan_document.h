@@ -76,10 +76,11 @@ void WriteBinaryRanks(const Json& head, const Plan& plan, int first, int last, c
 
 /// An instruction as a short list of whole numbers, for large binary plans: operation, its operands
 /// in the order of the text (stage, layer, micro-batch, backward chunk, peer), then group, slot,
-/// lane and the entries of `after`. What it does not have is -1, and nothing stands behind the last
-/// that it has. Operation and lane are indices into lists of names which the document brings along,
-/// so that plans outlive changes of the list of operations. R of a part, or of some layers, has
-/// (that part's number + the number of parts * layers) * the length of the list added to its own.
+/// lane and the entries of `after`. A field that it does not have is -1, and nothing stands after
+/// the last that it has. Operation and lane are indices into lists of names which the document
+/// brings along, so that plans outlive changes of the list of operations. R of a part, or of some
+/// layers, has (that part's number + the number of parts * layers) * the length of the list added
+/// to its own.
 struct PackedInstruction {
   /// Operation, at most four operands, group, slot, lane.
   static constexpr size_t kMost = 8 + kMaxAfter;

@@ -100,7 +100,7 @@ std::string ReadText(const JsonCursor& field, const char* noun) {
 }
 
 Time ReadTime(const JsonCursor& field, const char* noun, Unit unit) {
-  // As long as a plan can take, which is more than a single cost.
+  // The longest time of a plan, which is more than a single cost.
   constexpr double kMostTicks = 0x1p62;
   const auto per_unit = static_cast<double>(TicksPerUnit(unit));
   const double ticks = field.Number(noun, 0, kMostTicks / per_unit) * per_unit;
@@ -205,7 +205,7 @@ struct Document {
   std::optional<int> rank;  ///< where it holds that of one rank only
 };
 
-/// What `parse` reads of a document, whose rows it hands over.
+/// Document as `parse` reads it; its rows are handed over.
 Document ReadDocument(const std::string& place,
                       const std::function<JsonDocument(std::span<const JsonRows>)>& parse) {
   PlanRows rows(place);
@@ -291,7 +291,7 @@ JsonDocument ParsePlanFile(InputFile* file, std::span<const JsonRows> rows,
   };
   const std::string_view beginning = file->Beginning();
   if (!LooksLikeCbor(beginning)) {
-    // What begins as no document does is refused at once, though it may have no end.
+    // Input that begins as no document does is refused at once, though it may have no end.
     const size_t first = beginning.find_first_not_of(" \t\r\n");
     if (first != std::string_view::npos &&
         std::string_view("{[\xEF").find(beginning[first]) == std::string_view::npos) {

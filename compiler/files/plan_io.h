@@ -42,7 +42,7 @@ std::string WritePlanBinary(const Plan& plan);
 /// with a file for each rank if it ends in "/". Throws Error if it cannot be written.
 void WritePlanFile(const std::string& path, const Plan& plan);
 
-/// What one rank needs of a plan: its program, and the head; the other programs are empty.
+/// The part of a plan that one rank needs: its program, and the head; the other programs are empty.
 struct RankPlan {
   int rank = 0;
   Plan plan;

@@ -91,8 +91,8 @@ class PlanLimits {
     layers_ = plan.layers > 0 ? plan.layers
               : alike         ? plan.costs->moe->layers_per_stage
                               : kMaxLayers;
-    // Of each chunk: F, R, B, W and four messages, or at the levels below fourteen components a
-    // layer instead; of each stage: REDUCE and STEP.
+    // Rows of each chunk: F, R, B, W and four messages, or at the levels below fourteen components
+    // a layer instead; of each stage: REDUCE and STEP.
     const bool coarse = plan.level == Level::kCompute || plan.level == Level::kComm;
     const int64_t per_chunk = 8 + (coarse ? 0 : int64_t{14} * layers_);
     longest_ = int64_t{plan.stages} * (plan.microbatches * per_chunk + 2);
@@ -266,7 +266,7 @@ void Unpacker::AddName(size_t list, std::string_view name) {
 Instruction Unpacker::Unpack(std::span<const int64_t> list) const {
   Numbers numbers(list);
   Instruction i;
-  // Of R: parts, each of all layers or of the first 1..INT16_MAX.
+  // Extents of R: parts, each of all layers or of the first 1..INT16_MAX.
   constexpr size_t kExtents = std::size(kParts) * (size_t{INT16_MAX} + 1);
   const bool parts = std::ranges::count(ops_, Op::R) > 0;
   const auto number =

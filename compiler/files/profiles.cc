@@ -22,21 +22,21 @@ fs::path ThisBinary() {
   fs::path program = fs::read_symlink("/proc/self/exe", none);
   Dl_info info = {};
   if (dladdr(reinterpret_cast<const void*>(&ThisBinary), &info) == 0) return program;
-  // Of a program it gives what it was called by.
+  // For a program this gives the name it was called by.
   fs::path library = info.dli_fname;
   return library.is_relative() || fs::equivalent(library, program, none) ? program : library;
 }
 
-/// Where profiles are looked up, first match wins: those of the user, those installed with this
-/// program or beside this library, in the build tree those of the sources, and where the package
-/// was to be installed.
+/// Folders in which profiles are looked up, first match wins: those of the user, those installed
+/// with this program or beside this library, in the build tree those of the sources, and where the
+/// package was to be installed.
 std::vector<std::string> ProfileFolders() {
   std::vector<std::string> folders;
   if (const char* const own = std::getenv("CONTRAFLOW_PROFILES"); own != nullptr && *own != '\0') {
     folders.emplace_back(own);
   }
   const fs::path binary = ThisBinary();
-  std::error_code none;  // What cannot be looked at is not there.
+  std::error_code none;  // A path that cannot be looked at counts as missing.
   folders.push_back(binary.parent_path() / CF_PROFILES_FROM_PROGRAM);
   folders.push_back(binary.parent_path() / "profiles");
   // A build tree has a link to those of its sources.

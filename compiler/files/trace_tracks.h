@@ -22,7 +22,7 @@ RankTracks TracksOf(const Program& program, const std::vector<Span>& spans);
 /// The span as it is drawn: no message is shorter than a tick.
 Span DrawnSpan(const Instruction& instruction, Span span);
 
-/// What a rank holds at a time, in the order of time; one entry a time.
+/// Amount that a rank holds at a time, in the order of time; one entry a time.
 struct HeldSample {
   Time time = 0;
   int64_t held = 0;

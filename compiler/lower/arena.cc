@@ -35,8 +35,8 @@ int64_t ArenaPacker::Take(int64_t bytes, const Price& price, std::vector<LastUse
   auto before_at = gaps_.end();  // the gap before, where it costs nothing
   for (auto at = gaps_.begin(); at != gaps_.end(); ++at) {
     const int cost = price(at->second.uses);
-    // What costs nothing now will cost nothing to all that follows on this lane. Joined, such gaps
-    // need not be looked at one by one again.
+    // A gap that costs nothing now will cost nothing to all that follows on this lane. Joined, such
+    // gaps need not be looked at one by one again.
     if (cost == 0 && before_at != gaps_.end() && Join(&*before_at, *at)) {
       gaps_.erase(at);
       at = before_at;

@@ -1,6 +1,6 @@
 #pragma once
 
-// What the buffer pass packs values with: where bytes are free, and what is over by then.
+// The buffer pass packs values with these: which bytes are free, and which uses are over by then.
 
 #include <array>
 #include <cstdint>
@@ -20,8 +20,8 @@ using LastUses = std::array<int32_t, 4>;
 /// Hands out ranges of one growing allocation, in multiples of kSlotAlignment bytes.
 class ArenaPacker {
  public:
-  /// What it takes to use bytes again whose last uses these are: the number of events to add, or -1
-  /// if they cannot be had.
+  /// Price of using bytes again whose last uses these are: the number of events to add, or -1 if
+  /// they cannot be had.
   using Price = std::function<int(const LastUses& uses)>;
 
   /// Offset of `bytes` (> 0) that are free: of all places where every byte has a price the one that
@@ -47,10 +47,10 @@ class ArenaPacker {
   int64_t size_ = 0;
 };
 
-/// What is over when instructions of one rank begin, however far its lanes run ahead of each other:
-/// vector clocks over the compute, all-to-all and reduce lanes and one lane for each edge, those to
-/// and from the host among them. It is built while the program is walked, so events can still be
-/// added to the instruction at hand.
+/// The uses that are over when instructions of one rank begin, however far its lanes run ahead of
+/// each other: vector clocks over the compute, all-to-all and reduce lanes and one lane for each
+/// edge, those to and from the host among them. It is built while the program is walked, so events
+/// can still be added to the instruction at hand.
 class LaneOrder {
  public:
   explicit LaneOrder(const Program& program);

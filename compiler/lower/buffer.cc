@@ -154,7 +154,7 @@ class Packer {
     }
   }
 
-  /// Of the last uses those that no other one waited for.
+  /// Returns the last uses that no other one waited for.
   LastUses Last(const LastUses& uses) const {
     LastUses last = uses;
     for (size_t kind = 0; kind < uses.size(); ++kind) {
@@ -189,7 +189,7 @@ class Packer {
            program_[static_cast<size_t>(at_)].after_count + kLocal <= kMaxAfter;
   }
 
-  /// Of the waits for one lane the last one says all.
+  /// The last of the waits for one lane says all.
   void KeepLatest(Instruction* i) const {
     const auto begin = i->after.begin();
     const auto end = begin + i->after_count;

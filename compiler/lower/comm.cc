@@ -2,9 +2,9 @@
 // programs which takes an instruction only when all it needs has been taken. No sorting: each
 // rank's moments ascend already, because its lane runs in order.
 //
-// The messages, rank by rank. What a rank receives comes from its few neighbours, each in the order
-// of their programs, so merging its inbox with its own instructions by moment gives its part of the
-// global order.
+// The messages, rank by rank. The messages to a rank come from its few neighbours, each in the
+// order of their programs, so merging its inbox with its own instructions by moment gives its part
+// of the global order.
 
 #include <algorithm>
 #include <iterator>
@@ -110,7 +110,7 @@ class Inserter {
   }
 
  private:
-  /// What instruction `index` of rank r sends: calls send(SEND, RECV) for each message.
+  /// Messages that instruction `index` of rank r sends: calls send(SEND, RECV) for each.
   template <typename Send>
   void ForEachMessage(int r, const Instruction& i, Send send) const {
     if (HasForward(i.op) && i.stage + 1 < plan_.stages) {

@@ -96,7 +96,7 @@ class Writer {
     std::erase_if(rank.reloads, [&](const auto& reload) {
       Instruction i = *reload.instruction;
       if (reload.chunk > static_cast<size_t>(event.chunk)) return false;
-      // Where lanes are shared its forward may still be under way: then it comes later.
+      // If lanes are shared its forward may still be under way: then it comes later.
       if (offload_(i.stage, i.microbatch) < 0) return false;
       Program& program = result_.program(event.rank);
       i.lane = Lane::kReload;
@@ -109,7 +109,8 @@ class Writer {
     });
   }
 
-  /// What takes memory waits for an OFFLOAD; where lanes are shared it may begin before that.
+  /// An instruction that takes memory waits for an OFFLOAD; where lanes are shared it may begin
+  /// before that.
   void Gone(const Program& program, const Instruction* offload, Instruction* i) const {
     if (offload == nullptr) return;
     After(program, offload_(offload->stage, offload->microbatch), i);
@@ -177,7 +178,7 @@ class Writer {
     program.push_back(i);
   }
 
-  /// What a component follows in its chain, or waits for at the beginning of it.
+  /// Makes a component wait for the one before it in its chain, or for the inputs of the first.
   void Follow(const Program& program, Instruction* i, int index, int r) {
     const int s = i->stage, m = i->microbatch;
     if (i->op == Op::MLP_W || i->op == Op::ATTN_W) {
@@ -243,7 +244,7 @@ class Writer {
   const bool serial_;
   const Owners owner_;
   std::vector<RankState> ranks_;
-  // Where, in the program of the rank that owns it, stand by stage and micro-batch: the last
+  // Positions by stage and micro-batch in the program of the rank that owns them: the last
   // component so far of each chain, RECV_F and RECV_B.
   Grid<int> forward_, recompute_, backward_, input_, gradient_;
   Grid<int> offload_, reload_;  // empty where nothing is offloaded

@@ -1,6 +1,6 @@
 // Both chains use the two lanes and weight parts fill the compute lane. A partial order is told
 // completely by how far each chain is, which weight parts are done, when each lane is free and when
-// each chain's last component ended. What is searched:
+// each chain's last component ended. The search covers:
 //
 //   * Of two partial orders equally far in both chains, the one that is no later in all four times
 //     and has done at least the same weight parts can be completed at least as well as the other,
@@ -232,7 +232,7 @@ class Interleaver {
     return last;
   }
 
-  /// As Search, of a few partial orders only; `last` where these give nothing better.
+  /// Like Search, of a few partial orders only; `last` where these give nothing better.
   int GrowFew(int last) {
     for (std::vector<int>& front : fronts_) front.clear();
     std::vector<int> few = {0};
@@ -243,7 +243,7 @@ class Interleaver {
           if (const int index = Keep(Behind(parent, *part)); index >= 0) longer.push_back(index);
         }
       }
-      // What does not go on covers nothing that comes later.
+      // A state that does not go on covers no later one.
       for (const int index : longer) FrontOf(At(index)).clear();
       std::erase_if(longer, [&](int index) { return At(index).dropped; });
       std::ranges::stable_sort(longer, {}, [&](int index) { return At(index).bound; });
@@ -260,8 +260,8 @@ class Interleaver {
            state.done.count() == parts_[kWeights].size();
   }
 
-  /// Where it is from now on, or -1: it cannot become better than the best, or another one covers
-  /// it.
+  /// Returns its index from now on, or -1: it cannot become better than the best, or another one
+  /// covers it.
   int Keep(State state) {
     Normalize(&state);
     state.bound = Bound(state);

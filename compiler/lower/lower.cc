@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::string_view kPasses[] = {"comm", "component", "buffer"};
 
-/// What a pass made must hold; if it does not, the pass is wrong and not the user.
+/// Checks what a pass made; if that does not hold, the pass is wrong and not the user.
 void Demand(std::string_view pass, const Plan& plan) {
   const std::vector<Finding> findings = Verify(plan);
   if (findings.empty()) return;

@@ -15,7 +15,7 @@ using PassObserver = std::function<void(std::string_view pass, const Plan& plan)
 /// Names of the passes, in order.
 std::span<const std::string_view> PassNames();
 
-/// What a plan is lowered to, and within what.
+/// Target level of a plan, and the limits for lowering it.
 struct LowerOptions {
   Level target = Level::kComm;
   Overlap overlap = Overlap::kAll;

@@ -19,8 +19,8 @@ struct Moment {
 
 /// When each compute instruction of a compute-level plan begins, as moments of one global order: by
 /// simulated start time, and where times tie (instructions may take no time at all) in an order of
-/// their dependencies. What depends on something has a later moment than it. Numbers are even, so
-/// that a message fits right behind its producer.
+/// their dependencies. An instruction that depends on another has a later moment. Numbers are even,
+/// so that a message fits right behind its producer.
 std::vector<std::vector<Moment>> GlobalOrder(const Plan& plan, const Timeline& timeline);
 
 /// Compute to comm. Writes the global order out rank by rank: a transfer at the end of its

@@ -155,7 +155,7 @@ class LaneSharing {
         const LaneChoice choice = ChoosePart(state_, policy_, most, r, lane);
         if (choice.block != LaneChoice::kNobody) {
           more |= Begin(r, lane, choice);
-          // What a chunk of no time made leaves before the next one begins.
+          // A chunk of no time leaves its effects before the next one begins.
           if (policy_.serial && rank.blocks[choice.block].left == 0) return;
         } else if (lane == 0 && !rank.steps.empty()) {
           more |= BeginStep(r);

@@ -85,7 +85,7 @@ struct SharedRun {
 SharedRun ShareLanes(const Plan& plan, const CostModel& costs, ChunkShapes* shapes,
                      const LanePolicy& policy, const std::vector<int>& most_activations, bool log);
 
-// What a run is at: for the two files that carry it out.
+// State of a run: for the two files that carry it out.
 
 inline constexpr Time kUnknown = std::numeric_limits<Time>::max() / 4;
 
@@ -97,7 +97,7 @@ struct LaneBlock {
   size_t taken[2] = {0, 0};    ///< of shape->order
   Time ready[2] = {0, 0};      ///< when the last part begun of either chain has ended
   std::vector<bool> weighed;   ///< weight parts begun
-  /// Where LaneState tells about its forward and backward chunk; 0 if it has none.
+  /// Positions at which LaneState tells about its forward and backward chunk; 0 if it has none.
   size_t at[2] = {0, 0};
   size_t copy = 0;  ///< of the stage that its weights belong to
   int ordinal = 0;  ///< how many chunks with weights of that copy came before
@@ -108,7 +108,7 @@ struct LaneBlock {
   bool Has(int chain) const { return done[chain] < shape->chains[chain].size(); }
 };
 
-/// What a rank is at.
+/// State of a rank.
 struct LaneRank {
   std::vector<LaneBlock> blocks;
   size_t first = 0;  ///< the first block that is not wholly begun
@@ -154,7 +154,7 @@ struct LaneChoice {
   size_t weight = 0;  ///< which weight part, of chain 2
 };
 
-/// What an idle lane of a rank should begin now; nobody's part if nothing should.
+/// Returns the part that an idle lane of a rank should begin now; nobody's if none should.
 LaneChoice ChoosePart(const LaneState& state, const LanePolicy& policy, int most_activations, int r,
                       int lane);
 

@@ -49,7 +49,7 @@ bool Accesses::RunsOn(const Instruction& i) const {
   return i.layer + 1 < recomputed_.extent(i.stage).Of(LastLayer(i.stage) + 1);
 }
 
-// What goes on from the last layer of a stage, and the loss; or the input of the next layer.
+// Outputs of the last layer of a stage, and the loss; or the input of the next layer.
 void Accesses::Finish(const Instruction& i, std::vector<Access>* accesses) const {
   using enum Value;
   const auto touch = [&](Value value, int16_t layer, int stage) {
@@ -69,9 +69,9 @@ void Accesses::Finish(const Instruction& i, std::vector<Access>* accesses) const
   }
 }
 
-// The order inside a layer: ATTN_F, DISPATCH_F, MLP_F, COMBINE_F. What runs again makes all of it
-// again but for the input of the stage, which was kept, as was that of the first layer that does
-// not run again, and what the next stage has got.
+// The order inside a layer: ATTN_F, DISPATCH_F, MLP_F, COMBINE_F. A part that runs again makes all
+// of it again but for the input of the stage, which was kept, as was that of the first layer that
+// does not run again, and what the next stage has got.
 void Accesses::Forward(const Instruction& i, std::vector<Access>* accesses) const {
   using enum Value;
   const auto touch = [&](bool makes, std::initializer_list<Value> values) {

@@ -27,8 +27,8 @@ class Accesses {
   explicit Accesses(const Plan& plan, std::vector<int> layers = {});
 
   /// Every value that the instruction makes, reads or changes, on the rank that runs it; replaces
-  /// `accesses`. Each value at most once. Values of no bytes (ValueBytesOf) included. What a
-  /// recomputed chunk makes is made twice: the first is over when its forward is, and what comes
+  /// `accesses`. Each value at most once. Values of no bytes (ValueBytesOf) included. The values of
+  /// a recomputed chunk are made twice: the first is over when its forward is, and what comes
   /// behind the second making touches the second. So is what is reloaded, whose first is over when
   /// it has been offloaded.
   void Of(const Instruction& instruction, std::vector<Access>* accesses) const;

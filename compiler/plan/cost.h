@@ -92,17 +92,17 @@ struct HostCost {
 struct MemoryCost {
   /// Held from the start of F to the end of B (less the stash); where stages differ, the least.
   int64_t activation_bytes = 0;
-  /// Of those, held on to the end of W; at most activation_bytes.
+  /// The part of those that is held on to the end of W; at most activation_bytes.
   int64_t w_stash_bytes = 0;
-  /// Of one copy of a stage: one entry for every stage alike, or one each; empty: not known.
+  /// Bytes of one copy of a stage: one entry for every stage alike, or one each; empty: not known.
   std::vector<int64_t> parameter_bytes = {}, gradient_bytes = {}, optimizer_bytes = {};
   /// The bytes of the three above that belong to no expert, as many entries; empty: not known.
   std::vector<int64_t> parameter_rest = {}, gradient_rest = {}, optimizer_rest = {};
-  /// Of the values of one layer, by Value (compiler/plan/value.h), where components do not say
-  /// those of each (MoeCost::values); empty: not known.
+  /// Bytes of the values of one layer, by Value (compiler/plan/value.h), where components do not
+  /// say those of each (MoeCost::values); empty: not known.
   std::vector<int64_t> values = {};
-  /// What a chunk that is recomputed holds from the end of F to the start of R, its stage input;
-  /// -1: not given (InputBytes).
+  /// Bytes that a chunk that is recomputed holds from the end of F to the start of R, its stage
+  /// input; -1: not given (InputBytes).
   int64_t input_bytes = -1;
   /// How far replicas share what they would hold alike (ZeRO, arXiv 1910.02054, section 5): the
   /// optimizer state from 1 on, the gradients from 2 on.
@@ -117,13 +117,13 @@ struct MemoryCost {
   int64_t stash(int s) const {
     return stash_of.empty() ? w_stash_bytes : stash_of[static_cast<size_t>(s)];
   }
-  /// What one micro-batch holds on all of so many stages.
+  /// Bytes that one micro-batch holds on all of so many stages.
   int64_t ActivationOfAll(int stages) const;
   bool operator==(const MemoryCost&) const = default;
 };
 
 /// Component costs of a stage, in ticks: of each component one entry a layer in data-flow order, or
-/// one for all layers. What a layer does not have (Has) takes no time.
+/// one for all layers. A component that a layer does not have (Has) takes no time.
 struct MoeCost {
   int layers_per_stage = 0;
   std::vector<Time> attn_f, dispatch_f, mlp_f, combine_f;
@@ -137,7 +137,7 @@ struct MoeCost {
   LayerKind KindOf(int layer) const {
     return kinds.empty() ? LayerKind::kMoe : kinds[static_cast<size_t>(layer)];
   }
-  /// Those of a layer, where they are known.
+  /// Values of a layer, where they are known.
   const ValueBytes& ValuesOf(int layer) const {
     return values.size() == 1 ? values[0] : values[static_cast<size_t>(layer)];
   }
@@ -229,8 +229,7 @@ struct NamedLayers {
   bool operator==(const NamedLayers&) const = default;
 };
 
-/// What one layer of a stage has of the time of its forward and of the bytes of its activation, as
-/// shares of those of all its layers.
+/// Shares of one layer of a stage in the time of its forward and in the bytes of its activation.
 struct LayerShare {
   int64_t f = 1, activation_bytes = 1;
 
@@ -244,7 +243,7 @@ void JoinAlike(std::vector<Entry>* entries) {
   if (!entries->empty() && std::ranges::all_of(*entries, same)) entries->resize(1);
 }
 
-/// What each instruction costs: per stage, per micro-batch, per message.
+/// Cost of each instruction: per stage, per micro-batch, per message.
 struct CostModel {
   Unit unit = Unit::kUnit;
   std::string source;  ///< where the figures are from
@@ -267,7 +266,7 @@ struct CostModel {
   std::optional<HostCost> host;  ///< nothing: not known, and plans with OFFLOAD have no times
   std::optional<MemoryCost> memory;
   std::optional<MoeCost> moe;  ///< of every stage alike
-  /// Of each stage, where they have unlike layers; then there is no `moe`.
+  /// Layer costs of each stage, where they have unlike layers; then there is no `moe`.
   std::vector<MoeCost> stage_moe;
   /// The layers of each stage, or of every stage alike where there is one entry; empty: as the
   /// components have them, or not known. R of the first layers of a stage goes by these.
@@ -293,7 +292,7 @@ struct CostModel {
   }
   /// True if the components of stages are known.
   bool components() const { return moe || !stage_moe.empty(); }
-  /// Those of stage s.
+  /// Layer costs of stage s.
   const MoeCost& moe_of(int s) const {
     return stage_moe.empty() ? *moe : stage_moe[static_cast<size_t>(s)];
   }
@@ -307,7 +306,7 @@ struct CostModel {
   bool uniform() const;
   /// Some micro-batches take longer than others.
   bool unlike_microbatches() const;
-  /// Of the model, repeats counted.
+  /// Layers of the model, repeats counted.
   int LayerCount() const;
   /// True if a cost file of these has `layers`.
   bool by_layer() const;
@@ -322,7 +321,7 @@ struct CostModel {
 /// Costs from figures in ticks, every stage alike, with the defaults bw = b + w and fb = f + bw.
 CostModel UniformCosts(Time f, Time b, Time w, Time comm = 0);
 
-/// Where a cost file of this form has these bytes of a stage: "memory": {"activation_bytes": ..,
+/// Path in a cost file of this form to these bytes of a stage: "memory": {"activation_bytes": ..,
 /// "input_bytes": ..} or, by layer, "activation_bytes" and "output_bytes" in "layers".
 std::string MemoryKeys(const CostModel& costs, std::initializer_list<std::string_view> keys);
 
@@ -335,7 +334,7 @@ void CheckHostCost(const CostModel& costs, bool offloads);
 std::string FlawOf(const StageCost& cost, Unit unit);
 
 /// Measured figures are noisy: a full backward shorter than one of its parts, or a pair shorter
-/// than a part of it, is made as long as that part. What is shorter than half of it is no noise and
+/// than a part of it, is made as long as that part. A cost shorter than half of it is no noise and
 /// stays as it is. Returns what was assumed, in words, or "".
 std::string MendNoise(StageCost* cost, Unit unit);
 

@@ -18,7 +18,7 @@ struct InternalError : std::logic_error {
   using std::logic_error::logic_error;
 };
 
-/// What CF_ASSERT calls: throws InternalError with the condition, the file's name and the line.
+/// Called by CF_ASSERT: throws InternalError with the condition, the file's name and the line.
 [[noreturn]] void AssertFailed(const char* condition, const char* file, int line);
 
 /// Looks for the known name nearest to another: one that begins with it, else by the letters to

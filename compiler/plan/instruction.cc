@@ -17,7 +17,7 @@ constexpr std::string_view kOpNames[] = {
 constexpr std::string_view kLaneNames[] = {"",     "compute", "alltoall", "send",
                                            "recv", "reduce",  "offload",  "reload"};
 
-/// Of LayerKind.
+/// Letters of LayerKind.
 constexpr std::string_view kKindLetters = "mdp";
 
 constexpr std::string_view kPartNames[] = {"full", "attention", "experts", "all-but-attention"};

@@ -59,7 +59,7 @@ inline constexpr int kOpCount = 0
 #undef CF_OP
     ;
 
-/// What stands behind the operation's name.
+/// Operands after the operation's name.
 enum class Operands : uint8_t {
   kCell,     ///< s3 m7
   kPair,     ///< s3 m7 + s4 m2: the forward chunk, then the backward chunk
@@ -68,7 +68,7 @@ enum class Operands : uint8_t {
   kStage,    ///< s3
 };
 
-/// What kind of work it is, and with it where it may run.
+/// Kind of work, which says where it may run.
 enum class Work : uint8_t {
   kCompute,
   kSend,
@@ -88,7 +88,8 @@ enum class Lane : uint8_t { kNone, kCompute, kAllToAll, kSend, kRecv, kReduce, k
 /// The last of them.
 inline constexpr Lane kLastLane = Lane::kReload;
 
-/// What of a forward runs again: every component of each layer, or some of them. The rest is kept.
+/// Part of a forward that runs again: every component of each layer, or some of them. The rest is
+/// kept.
 enum class RecomputePart : uint8_t { kFull, kAttention, kExperts, kAllButAttention };
 inline constexpr RecomputePart kParts[] = {RecomputePart::kFull, RecomputePart::kAttention,
                                            RecomputePart::kExperts,
@@ -120,7 +121,7 @@ struct RecomputeExtent {
   RecomputePart part = RecomputePart::kFull;
   int layers = 0;  ///< of the stage, from its first on; 0: all
 
-  /// Of all layers; implicit, as a part alone says as much.
+  /// An extent of all layers; implicit, as a part alone says as much.
   RecomputeExtent(RecomputePart its_part = RecomputePart::kFull, int its_layers = 0)
       : part(its_part), layers(its_layers) {}
 

@@ -85,7 +85,7 @@ class LaneWriter {
     compute_ = at_;
   }
 
-  /// What stands on the instruction's own lane it waits for anyway.
+  /// The lane of the instruction already orders those before it on that lane.
   void After(int index, Instruction* i) {
     if (index < 0 || (*program_)[Index(index)].lane == i->lane) return;
     AddEvent(index, i);
@@ -94,8 +94,8 @@ class LaneWriter {
   const size_t stages_;
   Program* program_ = nullptr;
   int at_ = 0;
-  // Where stand, by stage and micro-batch: what made its output and its input's gradient, RECV_F
-  // and RECV_B; by stage: its last weight gradient so far, and REDUCE.
+  // Positions by stage and micro-batch: of the instructions that made its output and its input's
+  // gradient, RECV_F and RECV_B; by stage: its last weight gradient so far, and REDUCE.
   Grid<int> forward_, backward_, input_, gradient_;
   Grid<int> reload_;                      // empty where nothing is offloaded
   int compute_ = -1, last_offload_ = -1;  // so far

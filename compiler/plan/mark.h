@@ -6,7 +6,7 @@
 
 namespace contraflow {
 
-/// What a schedule written elsewhere has between its instructions. Names are those of PyTorch's
+/// Entry of a schedule written elsewhere between its instructions. Names are those of PyTorch's
 /// cells, each with its operands:
 ///
 ///     IDLE                        an empty cell, `count` of them in a row

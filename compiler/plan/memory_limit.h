@@ -10,7 +10,7 @@
 
 namespace contraflow {
 
-/// What a rank may hold, and what that counts: bytes of activations or, where the costs give no
+/// Limit of what a rank holds, and its unit: bytes of activations or, where the costs give no
 /// activation_bytes, activations, one for each cell.
 class MemoryLimit {
  public:
@@ -37,7 +37,7 @@ class MemoryLimit {
   }
 
   bool bytes() const { return bytes_; }  ///< else activations
-  /// Of a cell, from its F to its B; where stages differ, the least.
+  /// Amount that a cell holds from its F to its B; where stages differ, the least.
   int64_t activation() const { return activation_; }
   int64_t stash() const { return stash_; }      ///< of that what stays up to its W
   int64_t largest() const { return largest_; }  ///< activation of any stage of the plan

@@ -24,6 +24,19 @@ Plan& Plan::operator=(Plan&&) noexcept = default;
 Plan::~Plan() = default;
 bool Plan::operator==(const Plan&) const = default;
 
+Plan FrameOf(const Plan& plan) {
+  Plan frame;
+  frame.schedule = plan.schedule;
+  frame.ranks = plan.ranks;
+  frame.stages = plan.stages;
+  frame.microbatches = plan.microbatches;
+  frame.data_parallel = plan.data_parallel;
+  frame.expert_parallel = plan.expert_parallel;
+  frame.routes = plan.routes;
+  frame.programs.resize(static_cast<size_t>(plan.ranks));
+  return frame;
+}
+
 std::string_view Name(Level level) {
   CF_ASSERT(static_cast<size_t>(level) < std::size(kLevels));
   return kLevels[static_cast<size_t>(level)];
@@ -158,7 +171,7 @@ Time AtSpeed(Time time, double speed) {
 StageCost AtSpeed(const StageCost& cost, double speed) {
   const auto at = [speed](Time time) { return AtSpeed(time, speed); };
   StageCost result = {.f = at(cost.f), .b = at(cost.b), .w = at(cost.w)};
-  // What is a sum stays one, so that rounding makes no pair shorter than its halves.
+  // A sum stays a sum, so that rounding makes no pair shorter than its halves.
   result.bw = cost.bw == cost.b + cost.w ? result.b + result.w : at(cost.bw);
   result.fb = cost.fb == cost.f + cost.bw ? result.f + result.bw : at(cost.fb);
   result.reduce = cost.reduce;

@@ -26,9 +26,9 @@ std::string_view Name(Level level);  ///< "compute" "comm" "component" "buffer"
 /// Throws Error with the known names.
 Level ParseLevel(std::string_view name);
 
-/// What the network promises, under which the messages of a plan run to their end: how many
-/// in-order queues a rank has, in which every message is a rendezvous. Messages of one directed
-/// edge are received in the order they were sent in all of them. What runs under one runs under the
+/// Promise of the network, under which the messages of a plan run to their end: how many in-order
+/// queues a rank has, in which every message is a rendezvous. Messages of one directed edge are
+/// received in the order they were sent in all of them. A plan that runs under one runs under the
 /// next.
 enum class Semantics : uint8_t {
   kRank,      ///< one: whatever the network is
@@ -43,7 +43,7 @@ std::string_view Name(Semantics semantics);  ///< "rank" "pair" "edge" "buffered
 /// Throws Error with the known names.
 Semantics ParseSemantics(std::string_view name);
 
-/// Where the stages live for the micro-batches that take this route. DualPipe has two routes,
+/// Placement of the stages for the micro-batches that take this route. DualPipe has two routes,
 /// interleaved and V-shaped placements have one which visits a rank several times.
 struct Route {
   std::vector<int> ranks;         ///< ranks[s] owns stage s; size = stages
@@ -52,15 +52,14 @@ struct Route {
   bool operator==(const Route&) const = default;
 };
 
-/// Where a searched plan comes from: all that it takes to make it again from its costs, and how far
-/// it is from the best possible. Times are of the compute order, in the costs of the plan.
+/// Origin of a searched plan: all that it takes to make it again from its costs, and how far it is
+/// from the best possible. Times are of the compute order, in the costs of the plan.
 struct Provenance {
   std::string placement;  ///< "linear" "v" "interleaved" "wave" "bidirectional"
   std::string from;       ///< "1f1b", "policy ...", "local search from ..."
   /// Stages that the costs were given for, where they were cut or merged to those of the plan.
   std::optional<int> cost_stages;
-  /// What each rank may hold of this plan's activations: bytes or, where its costs give none, a
-  /// count.
+  /// Limit of this plan's activations on each rank: bytes or, where its costs give none, a count.
   std::optional<int64_t> memory_limit;
   Time makespan = 0;
   Time bound = 0;      ///< proven for this placement and limit
@@ -86,7 +85,7 @@ struct Plan {
   /// Devices of one rank, which share its experts and run the same program with micro-batches of
   /// their own; REDUCE sums what is not an expert's over them as well.
   int expert_parallel = 1;
-  /// Of each stage, where the program has components; else 0. Where stages differ, the most.
+  /// Layers of each stage, where the program has components; else 0. Where stages differ, the most.
   int layers = 0;
   std::vector<StageLayers> stage_layers;  ///< of each stage; empty: all have `layers` MoE layers
   std::vector<Route> routes;              ///< at least one; every micro-batch takes exactly one
@@ -94,11 +93,11 @@ struct Plan {
   std::optional<Provenance> provenance;   ///< of a searched plan; only where there are costs
   std::vector<Program> programs;          ///< size = ranks
   std::vector<std::vector<Slot>> slots;   ///< of each rank at level buffer, else empty
-  /// What the messages need; other than kRank only where an imported schedule has its own (level
-  /// comm).
+  /// Semantics that the messages need; other than kRank only where an imported schedule has its own
+  /// (level comm).
   Semantics semantics = Semantics::kRank;
-  /// Of each rank of an imported schedule, by `before`; empty where no rank has any. Levels compute
-  /// and comm only.
+  /// Marks of each rank of an imported schedule, by `before`; empty where no rank has any. Levels
+  /// compute and comm only.
   std::vector<std::vector<Mark>> marks;
 
   /// Layers of a stage, and of what kind each is, where the program has components.
@@ -114,7 +113,7 @@ struct Plan {
   /// True if every layer of every stage has all components.
   bool AllMoe() const;
 
-  /// Of one rank, 0..ranks-1.
+  /// Program of one rank, 0..ranks-1.
   const Program& program(int rank) const { return programs[static_cast<size_t>(rank)]; }
   Program& program(int rank) { return programs[static_cast<size_t>(rank)]; }
 
@@ -145,6 +144,10 @@ inline bool BeginsForward(const Instruction& i) { return i.op == Op::ATTN_F && i
 bool EndsForward(const Plan& plan, const Instruction& i);
 bool BeginsBackward(const Plan& plan, const Instruction& i);
 inline bool EndsBackward(const Instruction& i) { return i.op == Op::ATTN_B && i.layer == 0; }
+
+/// Returns a plan of the same schedule, sizes and routes at level compute: without instructions,
+/// layers, costs and all that was made of them.
+Plan FrameOf(const Plan& plan);
 
 /// Gives a plan the layers that its costs have: all stages alike, or of each its own.
 void SetLayers(const CostModel& costs, Plan* plan);
@@ -201,7 +204,7 @@ class RecomputedCells : public MarkedCells {
  public:
   explicit RecomputedCells(const Plan& plan);
 
-  /// What a stage runs again (Verify: all its cells the same), by stage; empty where none does.
+  /// Extent of each stage that runs again (Verify: all its cells the same); empty where none does.
   const std::vector<RecomputeExtent>& extents() const { return extents_; }
   /// Whether a stage runs some of its forward again, not all of it.
   bool in_parts() const;

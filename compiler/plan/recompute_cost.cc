@@ -1,5 +1,5 @@
-// What R takes and what a cell lets go for it: of a whole forward, of some components, of the first
-// layers of a stage.
+// Times of R and bytes that a cell frees for it: of a whole forward, of some components, of the
+// first layers of a stage.
 
 #include "compiler/plan/recompute_cost.h"
 
@@ -21,7 +21,7 @@ namespace {
 
 constexpr Op kAgain[] = {Op::ATTN_R, Op::MLP_R, Op::DISPATCH_R, Op::COMBINE_R};
 
-/// Of so much of a forward.
+/// Time of so much of a forward.
 Time TimeOf(const MoeCost& cost, const RecomputeExtent& extent) {
   Time sum = 0;
   for (const Op op : kAgain) {
@@ -55,11 +55,11 @@ Time TimeOfLayers(const CostModel& costs, int s, const RecomputeExtent& extent) 
   return layers.empty() ? all : ShareOf(all, layers, extent.layers, &LayerShare::f);
 }
 
-/// Of a cell whose forward runs again in its first layers: it lets go all that they hold but the
-/// input of the stage.
+/// Bytes of a cell whose forward runs again in its first layers: it frees all that they hold but
+/// the input of the stage.
 CellBytes WithoutLayers(const CostModel& costs, int s, int layers, CellBytes bytes) {
   std::span<const LayerShare> shares = costs.SharesOf(s);
-  // Those that have the same values have as many bytes.
+  // Layers that have the same values have as many bytes.
   std::vector<LayerShare> alike;
   if (shares.empty() && costs.components()) {
     alike.resize(static_cast<size_t>(costs.moe_of(s).layers_per_stage));
@@ -76,15 +76,15 @@ CellBytes WithoutLayers(const CostModel& costs, int s, int layers, CellBytes byt
   };
   const int64_t dropped = std::max<int64_t>(0, first(bytes.activation) - bytes.input);
   bytes.input = bytes.activation - dropped;
-  // Of the rest as much as there is, and no more than is kept.
+  // The rest takes as much as there is, and no more than is kept.
   const int64_t least = std::max<int64_t>(0, bytes.stash - dropped);
   bytes.kept_stash =
       std::clamp(bytes.stash - first(bytes.stash), least, std::min(bytes.stash, bytes.input));
   return bytes;
 }
 
-/// What a cell lets go whose forward runs again in this part only: what these components make for
-/// the backward.
+/// Bytes that a cell frees whose forward runs again in this part only: those that these components
+/// make for the backward.
 int64_t DroppedBytes(const CostModel& costs, int s, const RecomputeExtent& extent) {
   if (!costs.knows_parts()) {
     throw Error("`recompute` " + std::string(Name(extent.part)) + ": `costs`: " +

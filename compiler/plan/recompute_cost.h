@@ -14,27 +14,25 @@ bool HasSome(const CostModel& costs, int s, const RecomputeExtent& extent);
 /// of some layers as long as all of them where the costs do not know them.
 Time RecomputeTime(const CostModel& costs, int s, const RecomputeExtent& extent);
 
-/// What a chunk of stage s that is recomputed holds between F and R: "input_bytes" where the costs
-/// give it, else the value `input` of a layer, else the bytes of a message between stages, which is
-/// a stage input; no more than the activation that it is part of. Nothing where the costs say none
-/// of these.
+/// Bytes that a chunk of stage s that is recomputed holds between F and R: "input_bytes" where the
+/// costs give it, else the value `input` of a layer, else the bytes of a message between stages,
+/// which is a stage input; no more than the activation. Nothing where the costs say none of these.
 std::optional<int64_t> InputBytes(const CostModel& costs, int s = 0);
 
-/// What the activations of one cell take, in bytes (all zero where the costs have no
-/// activation_bytes). A chunk holds `activation` from the start of F to the end of B, and of that
-/// `stash` on to the end of W. One that is recomputed holds of it only `input` from the end of F to
-/// the start of R: the stage input and, where a part or some layers are recomputed, what the others
-/// made.
+/// Bytes of the activations of one cell (all zero where the costs have no activation_bytes). A
+/// chunk holds `activation` from the start of F to the end of B, and of that `stash` on to the end
+/// of W. One that is recomputed holds of it only `input` from the end of F to the start of R: the
+/// stage input and, where a part or some layers are recomputed, what the others made.
 struct CellBytes {
   int64_t activation = 0, stash = 0, input = 0;
-  /// Of `input` what belongs to the stash: of layers that do not run again, and where there is
+  /// Bytes of `input` that belong to the stash: of layers that do not run again, and where there is
   /// nothing else.
   int64_t kept_stash = 0;
 };
 
-/// Of a chunk of stage s; of one that does not run again all is its input. Throws Error if chunks
-/// are recomputed and the costs do not say what they hold meanwhile (InputBytes), or which layers
-/// they have.
+/// Bytes of a chunk of stage s; of one that does not run again all is its input. Throws Error if
+/// chunks are recomputed and the costs do not say what they hold meanwhile (InputBytes), or which
+/// layers they have.
 CellBytes BytesOfCell(const CostModel& costs, int s, bool recomputes,
                       const RecomputeExtent& extent = {});
 

@@ -151,7 +151,7 @@ std::vector<int> ParseStages(std::string_view text, const char* flag, const char
 
 constexpr const char* kRecompute = "`recompute`";
 
-/// What stands behind "layers=".
+/// Reads the text after "layers=".
 Recompute ParseRecomputeLayers(std::string_view text) {
   const auto fail = [&](const std::string& what) {
     throw Error(std::string(kRecompute) + ": " + what +

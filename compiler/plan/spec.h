@@ -10,7 +10,7 @@
 
 namespace contraflow {
 
-/// Where a searched schedule puts the stages.
+/// Placement of the stages by a searched schedule.
 enum class Placement : uint8_t {
   kAny,            ///< the one with the shortest step
   kSingle,         ///< of those with one route, where a rank holds its parameters once
@@ -65,7 +65,7 @@ struct Recompute {
   /// How many of a stage's layers run again, from its first on: one number for all that are chosen,
   /// or one for each of `stages`, which are then all stages, 0 for none; empty: all layers.
   std::vector<int> layers = {};
-  /// Of kAuto: whole stages alone, neither parts nor some of their layers.
+  /// For kAuto: whole stages alone, neither parts nor some of their layers.
   bool whole_stages = false;
 
   /// True if no stage holds less with any other.
@@ -130,7 +130,7 @@ std::string_view Name(Target target);  ///< "any" "torch" "megatron" "dualpipe"
 /// "torch", "megatron" or "dualpipe". Throws Error with these names.
 Target ParseTarget(std::string_view name);
 
-/// What a schedule is generated for. CheckSpec says which values are in range.
+/// Specification of a schedule to be generated. CheckSpec says which values are in range.
 struct Spec {
   std::string schedule;   ///< a name that FindSchedule knows
   int ranks = 0;          ///< of one pipeline
@@ -139,7 +139,7 @@ struct Spec {
   int data_parallel = 1;  ///< replicas of the whole pipeline
   /// Devices of one rank (plan/plan.h); nothing: as the costs say, else 1.
   std::optional<int> expert_parallel = {};
-  /// Of the stages that the schedule makes, one for every stage, or of the layers of a model.
+  /// Costs of the stages that the schedule makes, one for every stage, or of the layers of a model.
   CostModel costs;
   /// Bytes of activations a rank may hold. Without activation_bytes in the costs, activations: for
   /// `auto` of the stages that the costs describe, else of the schedule's own (MemoryLimitOf).
@@ -150,8 +150,8 @@ struct Spec {
   SearchOptions search = {};  ///< of `auto` only
   Recompute recompute = {};   ///< put in behind the generator (schedules/recompute/recompute.h)
   Offload offload = {};       ///< likewise (schedules/recompute/offload.h)
-  /// Of costs with layers; nothing: auto. Given for costs of stages, these are those of a model in
-  /// P stages or as many as they list, which are cut or merged evenly for the schedule.
+  /// Partition of costs with layers; none: auto. Given for costs of stages, these are those of a
+  /// model in P stages or as many as they list, which are cut or merged evenly for the schedule.
   std::optional<PartitionChoice> partition = {};
   Target target = Target::kAny;  ///< Compile refuses, and searches, by it
 
@@ -177,7 +177,7 @@ double ParseMultiple(const std::string& text, const std::string& place = "");
 int64_t ParseMemoryLimit(const std::string& text, const Spec& spec, int stages);
 
 /// Throws Error if ranks, micro-batches, chunks, data_parallel or expert_parallel are out of range:
-/// what is wrong with any schedule. What a certain schedule cannot do is Schedule::reject's to say.
+/// what is wrong with any schedule. Schedule::reject says what a certain schedule cannot do.
 void CheckSpec(const Spec& spec);
 
 }  // namespace contraflow

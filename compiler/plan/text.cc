@@ -15,7 +15,7 @@ std::string Plain(std::string_view name) {
 }
 
 std::string FormatPercent(double ratio) {
-  // What is not nothing does not read so: a gap of nothing is a proof.
+  // A ratio above 0 does not read as 0: a gap of 0 is a proof.
   if (ratio > 0 && ratio < 0.00005) return "<0.01 %";
   char buffer[64];
   std::snprintf(buffer, sizeof buffer, "%.2f %%", 100 * ratio);
@@ -35,7 +35,7 @@ std::string FormatBytes(int64_t bytes) {
   constexpr const char* kUnits[] = {"bytes", "kB", "MB", "GB", "TB", "PB", "EB"};
   double value = static_cast<double>(bytes);
   size_t unit = 0;
-  // What would be rounded to 1000 is one of the next.
+  // A figure that would be rounded to 1000 is one of the next.
   while (value >= 999.5) value /= 1000, ++unit;
   char buffer[64];
   const int digits = unit == 0 || value >= 99.95 ? 0 : value >= 9.995 ? 1 : 2;

@@ -9,7 +9,7 @@
 
 namespace contraflow {
 
-/// "6.67 %"; two digits, so that figures compare at a glance. What is above 0 never reads as 0.
+/// "6.67 %"; two digits, so that figures compare at a glance. A ratio above 0 never reads as 0.
 std::string FormatPercent(double ratio);
 
 /// Small letters and digits alone, for names that have several spellings.

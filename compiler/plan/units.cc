@@ -41,7 +41,7 @@ Time RoundedTo(Time step, Time ticks) {
   return (ticks + half) / step * step;
 }
 
-/// What a digit is worth, if the time has four.
+/// Worth of a digit, if the time has four.
 Time FourthDigit(Time ticks) {
   Time digit = 1;
   while (std::abs(ticks) / digit >= 10'000) digit *= 10;

@@ -31,7 +31,8 @@ bool LacksUnit(const std::string& text, const CostModel& costs);
 /// Reads "25GB/s" as bytes per unit of time. Throws Error, also where that is the abstract one.
 double ParseBandwidth(const std::string& text, Unit unit);
 
-/// As FormatWithUnit, but of the abstract unit the number alone, for where that is said elsewhere.
+/// Like FormatWithUnit, but of the abstract unit the number alone, for where that is said
+/// elsewhere.
 std::string FormatFigure(Time ticks, Unit unit);
 
 /// The largest unit of which a time of costs in `unit` is one or more; the abstract one fits all.

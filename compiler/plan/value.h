@@ -91,7 +91,7 @@ inline constexpr std::array kActivationOfLayer = {Value::input,   Value::attenti
 /// Bytes of each value, by Value.
 using ValueBytes = std::array<int64_t, kValueCount>;
 
-/// Where one value of one rank lies, from its first to its last use (indices into the program).
+/// Place of one value of one rank, from its first to its last use (indices into the program).
 struct Slot {
   Value value = Value::input;
   Arena arena = Arena::kActivation;

@@ -1,10 +1,10 @@
 #pragma once
 
-// What walks programs through time: shared by the simulation of chunks and of lanes, the global
-// order and lane sharing. Times are computed, not waited for: a rank goes on until it needs what
-// another has not come to, and is taken up again when that one wakes it. So the order in which
-// ranks are visited does not matter, and every instruction is looked at once, plus once for each
-// time its rank was woken in vain.
+// Walk of programs through time: shared by the simulation of chunks and of lanes, the global order
+// and lane sharing. Times are computed, not waited for: a rank goes on until it needs what another
+// has not come to, and is taken up again when that one wakes it. So the order in which ranks are
+// visited does not matter, and every instruction is looked at once, plus once for each time its
+// rank was woken in vain.
 
 #include <algorithm>
 #include <utility>
@@ -64,7 +64,7 @@ class Engine {
   explicit Engine(const Plan& plan) : plan_(plan), ranks_(plan.programs.size()) {}
 
   /// Calls execute(rank, instruction, index) for the instructions of each rank in their order.
-  /// Where that is false the rank waits at this instruction until somebody wakes it.
+  /// If that is false the rank waits at this instruction until somebody wakes it.
   template <typename Execute>
   void Run(Execute execute) {
     for (int r = plan_.ranks - 1; r >= 0; --r) ready_.push_back(r);
@@ -89,7 +89,7 @@ class Engine {
     ready_.push_back(r);
   }
 
-  /// Where a rank is.
+  /// Place of a rank.
   InstructionRef At(int r) const {
     return {r, static_cast<int>(ranks_[static_cast<size_t>(r)].next)};
   }
@@ -119,7 +119,7 @@ class Durations {
     const Span& span = spans[static_cast<size_t>(at.index)];
     return span.end - span.start;
   }
-  /// Of all holders of a stage together.
+  /// Time of the sum over all holders of a stage.
   Time OfReduce(int stage) const {
     return measured_ == nullptr ? costs_.stage(stage).reduce : reduce_[static_cast<size_t>(stage)];
   }
@@ -166,7 +166,7 @@ class Reductions {
     const auto s = static_cast<size_t>(stage);
     return stages_[s].arrived > 0 && stages_[s].arrived == holders_[s].size();
   }
-  /// Of one that is done.
+  /// End of a sum that is done.
   Time EndOf(int stage) const {
     return stages_[static_cast<size_t>(stage)].ready + durations_.OfReduce(stage);
   }
@@ -186,7 +186,7 @@ class Reductions {
 /// Simulate, for plans whose instructions have lanes; `measured` as for SimulateMeasured, or null.
 Simulation SimulateLanes(const Plan& plan, const CostModel& costs, const MeasuredStep* measured);
 
-/// What a rank did, given when its instructions ran; bubble is SumUp's. For plans of all levels.
+/// Figures of a rank, given when its instructions ran; bubble is SumUp's. For plans of all levels.
 RankFigures FiguresOfSpans(const Plan& plan, const CostModel& costs,
                            const RecomputedCells& recomputed, size_t r,
                            const std::vector<Span>& spans);

@@ -184,8 +184,8 @@ class RankIdle {
     return held.bytes + more <= figures.peak_bytes;
   }
 
-  /// What went on in a gap, latest first: back along the chain of what the next instruction waited
-  /// for.
+  /// Follows the causes of a gap, latest first: back along the chain of what the next instruction
+  /// waited for.
   void Follow(size_t k, const Span& gap) {
     const auto put = [&](Time from, Time to, IdleCause cause, InstructionRef because) {
       const Span when{std::max(from, gap.start), std::min(to, gap.end)};
@@ -194,7 +194,7 @@ class RankIdle {
     InstructionRef at{rank_, lane_[k]};
     int64_t links = run_.instructions;
     for (Time start = waits_.SpanOf(at).start; start > gap.start;) {
-      // What is not sound may wait in a circle, of which nothing takes time.
+      // An unsound plan may wait in a circle, of which no link takes time.
       if (--links < 0) return put(gap.start, start, IdleCause::kDependency, at);
       const std::optional<Wait> wait = waits_.Last(at);
       const Time until = wait ? std::min(wait->until, start) : 0;

@@ -28,7 +28,7 @@ inline constexpr int kIdleCauses = static_cast<int>(IdleCause::kStandstill) + 1;
 /// "fill" "drain" "dependency" "link" "all-to-all" "host" "reduce" "memory" "order"
 /// "overhead" "standstill"
 std::string_view Name(IdleCause cause);
-/// What it means, for a legend.
+/// Meaning, for a legend.
 std::string_view Meaning(IdleCause cause);
 
 /// A time in which the compute lane of a rank is idle, all of it for one reason.
@@ -36,8 +36,8 @@ struct Idle {
   Span when;
   IdleCause cause = IdleCause::kFill;
   int next = -1;  ///< the instruction that the lane runs next, or stands at; -1: none
-  /// What ran meanwhile; for kMemory and kOrder what could have run, for kOverhead what began late.
-  /// Rank -1 at the end of the step.
+  /// Instruction that ran meanwhile; for kMemory and kOrder one that could have run, for kOverhead
+  /// one that began late. Rank -1 at the end of the step.
   InstructionRef because = {-1, -1};
 };
 

@@ -56,9 +56,9 @@ int WeightParts(const Plan& plan, int stage) {
   return parts;
 }
 
-/// What the activations of one rank come to, instruction by instruction. Whatever begins or ends
-/// the life of one runs on the compute lane, so program order is the order in time; all but the end
-/// of a forward that is recomputed.
+/// Total of the activations of one rank, instruction by instruction. Whatever begins or ends the
+/// life of one runs on the compute lane, so program order is the order in time; all but the end of
+/// a forward that is recomputed.
 class MemoryWalk {
  public:
   MemoryWalk(const Plan& plan, const CostModel& costs)
@@ -126,7 +126,7 @@ class MemoryWalk {
     ending_.erase(ending_.begin(), ended);
   }
 
-  /// What a recomputed chunk makes again (1) or drops after its first forward (-1).
+  /// Bytes that a recomputed chunk makes again (1) or drops after its first forward (-1).
   void Hold(int sign, int stage) {
     const CellBytes& bytes = BytesOf(stage);
     const int64_t kept = bytes.input - bytes.kept_stash;

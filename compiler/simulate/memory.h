@@ -13,20 +13,20 @@ namespace contraflow {
 
 /// Bytes of one rank (of one device, where a rank is a group of them) before anything runs.
 struct MemoryFigures {
-  /// Of all copies of stages that the rank holds; nothing where the costs do not say.
-  /// Replicas that share them (MemoryCost::zero) hold a part each.
+  /// Bytes of all copies of stages that the rank holds; none where the costs do not say. Replicas
+  /// that share them (MemoryCost::zero) hold a part each.
   std::optional<int64_t> parameters, gradients, optimizer;
   int64_t workspace = 0;  ///< MemoryCost::workspace_bytes
   /// Below level buffer: one message to and from each neighbour at a time. At it they have an
   /// arena.
   int64_t messages = 0;
-  /// By Arena. At level buffer what the runtime allocates; below it what is held at the peak: of
-  /// the activations of all chunks the part kept up to B, and the stash kept up to W.
+  /// Bytes by Arena. At level buffer those that the runtime allocates; below it those held at the
+  /// peak: of the activations of all chunks the part kept up to B, and the stash kept up to W.
   std::array<int64_t, kArenaCount> arenas{};
   int64_t peak = 0;     ///< sum of `arenas`
   int peak_index = -1;  ///< the instruction during which most is held; -1: nothing ever is
 
-  /// What is there before any activation is.
+  /// Bytes that are there before any activation.
   int64_t fixed() const {
     return parameters.value_or(0) + gradients.value_or(0) + optimizer.value_or(0) + workspace +
            messages;
@@ -40,12 +40,12 @@ struct MemoryFigures {
 /// sound.
 std::vector<MemoryFigures> MemoryOf(const Plan& plan, const CostModel& costs);
 
-/// What activations may take on each rank of these routes, of devices with so many bytes, one each:
-/// what is fixed there taken off. Less than 1 where there is no room.
+/// Room for activations on each rank of these routes, of devices with so many bytes, one each: the
+/// fixed bytes of the rank taken off. Less than 1 where there is no room.
 std::vector<int64_t> RoomForActivations(const Plan& frame, const CostModel& costs,
                                         std::vector<int64_t> devices);
 
-/// What a rank holds of activations from a moment on.
+/// Activations that a rank holds from a moment on.
 struct Held {
   Time at = 0;
   int activations = 0;  ///< as RankFigures::peak_activations counts them
@@ -56,7 +56,7 @@ struct Held {
 std::vector<Held> HeldOverTime(const Plan& plan, const CostModel& costs,
                                const RecomputedCells& recomputed, const Timeline& timeline, int r);
 
-/// What a rank holds changes, at the start or the end of an instruction.
+/// Change of the amount that a rank holds, at the start or the end of an instruction.
 struct MemoryChange {
   Time time = 0;
   int index = 0;

@@ -12,11 +12,11 @@ struct Sensitivity {
   std::string cost;  ///< "f", where stages differ "f s3", "mlp_f", "comm", "occupancy"
   Time value = 0;    ///< ticks; of a list of components the sum of its entries
   /// Ticks of makespan a tick of the cost, from a simulation with it changed by 0.1 %: how often it
-  /// stands on the critical path. What falls with a cost that cannot grow (a backward part as long
-  /// as the whole) is taken from the fall.
+  /// stands on the critical path. The fall of a cost that cannot grow (a backward part as long as
+  /// the whole) is taken off.
   double slope = 0;
 
-  /// What one per cent of the cost is worth, in ticks of makespan.
+  /// Worth of one per cent of the cost, in ticks of makespan.
   double PerCent() const { return slope * static_cast<double>(value) / 100; }
 };
 

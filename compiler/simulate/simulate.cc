@@ -43,7 +43,7 @@ class Simulator {
     result_.timeline.unit = costs.unit;
     CheckHostCost(costs, offloaded_.any() && measured == nullptr);
     if (offloaded_.any()) offload_end_ = reload_end_ = f_end_;
-    // What is held follows from all times where copies run beside the compute lane.
+    // The amount held follows from all times where copies run beside the compute lane.
     if (keep == Keep::kFigures && !offloaded_.any()) return;
     result_.timeline.ranks.resize(rank_.size());
     for (size_t r = 0; r < rank_.size(); ++r) {
@@ -123,7 +123,7 @@ class Simulator {
   bool Compute(int r, const Instruction& i, Span* span) {
     Time ready = 0;
     if (HasForward(i.op) && !ForwardReady(r, i.stage, i.microbatch, &ready)) return false;
-    // What takes memory begins when all that stands before it and leaves is gone.
+    // An instruction that takes memory begins when all before it that leave are gone.
     const RankState& state = rank_[static_cast<size_t>(r)];
     if (HasForward(i.op) || i.op == Op::R) ready = std::max(ready, state.offload_free);
     if (HasBackward(i.op) && !BackwardReady(r, BackStage(i), BackMicrobatch(i), &ready)) {
@@ -416,7 +416,7 @@ Simulation SimulateUpTo(const Plan& plan, const CostModel& costs, const std::vec
   Plan part = plan;
   for (size_t r = 0; r < part.programs.size(); ++r) {
     std::vector<Instruction>& program = part.programs[r];
-    // What does not belong at its level has no time there.
+    // An instruction that does not belong at its level has no time there.
     const auto end = std::find_if(program.begin(), program.begin() + next[r], [&](const auto& i) {
       return plan.level < Level::kComponent && OperandsOf(i.op) == Operands::kLayer;
     });

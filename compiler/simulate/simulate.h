@@ -8,7 +8,7 @@
 
 namespace contraflow {
 
-/// What one rank does with its time and memory.
+/// Time and memory of one rank.
 struct RankFigures {
   Time busy = 0;         ///< of the compute lane
   Time all_to_all = 0;   ///< busy time of the all-to-all lane; 0 where there are no components
@@ -43,7 +43,7 @@ struct Simulation {
   double bubble_ratio() const;
 };
 
-/// What of a simulation is kept: a timeline takes 16 bytes an instruction.
+/// Parts of a simulation that are kept: a timeline takes 16 bytes an instruction.
 enum class Keep : uint8_t { kTimeline, kFigures };
 
 /// Earliest-start simulation in the timing model of DESIGN section 5: a transfer starts when its
@@ -55,8 +55,8 @@ enum class Keep : uint8_t { kTimeline, kFigures };
 Simulation Simulate(const Plan& plan, const CostModel& costs, Keep keep = Keep::kTimeline);
 
 /// The same for any plan that Verify executes (FindStandstill), up to where it stands: `next` of
-/// each rank and what follows do not run. What never runs has start and end -1; the makespan is
-/// when everything stands.
+/// each rank and what follows do not run. An instruction that never runs has start and end -1; the
+/// makespan is when everything stands.
 Simulation SimulateUpTo(const Plan& plan, const CostModel& costs, const std::vector<int>& next);
 
 /// A step of a plan as it was measured.
@@ -69,7 +69,7 @@ struct MeasuredStep {
 /// only messages are left.
 Simulation SimulateMeasured(const Plan& plan, const CostModel& costs, const MeasuredStep& measured);
 
-/// What was a run of the plan, as a simulation of it: times from the first start on.
+/// Returns a measured run of the plan as a simulation of it: times from the first start on.
 Simulation RunOf(const Plan& plan, const CostModel& costs, Timeline measured);
 
 /// A longest chain of instructions in a run of a plan, each waiting for the one before it, from

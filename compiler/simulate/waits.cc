@@ -45,7 +45,7 @@ Waits::Waits(const Plan& plan, const CostModel& costs, const Timeline& timeline)
   }
 }
 
-/// What is not sound may have cells on other ranks, too: nothing waits for those.
+/// An unsound plan may have cells on other ranks, too: nothing waits for those.
 bool Waits::Runs(int rank, int stage, int microbatch) const {
   return Owner(stage, microbatch) == rank;
 }
@@ -128,7 +128,7 @@ std::optional<Wait> Waits::Last(InstructionRef at) const {
 
 std::vector<Wait> Waits::Back(InstructionRef at) const {
   std::vector<Wait> chain;
-  // Of a plan that is not sound, what takes no time may wait in a circle.
+  // In an unsound plan, instructions of no time may wait in a circle.
   std::set<std::pair<int, int>> passed = {{at.rank, at.index}};
   // A RECV that is posted at 0 still waits.
   while (IsRecv(At(at).op) || SpanOf(at).start > 0) {
@@ -185,7 +185,7 @@ void Waits::OfCompute(InstructionRef at, std::vector<Wait>* waits) const {
   if (HasForward(i.op)) {
     AddOutput(Op::SEND_F, at.rank, i.stage - 1, i.microbatch, waits);
   }
-  // What takes memory begins when all that stands before it and leaves is gone.
+  // An instruction that takes memory begins when all before it that leave are gone.
   if (HasForward(i.op) || i.op == Op::R) before(offload_before_);
   if (HasBackward(i.op)) {
     const int stage = BackStage(i), m = BackMicrobatch(i);
@@ -255,7 +255,8 @@ void Waits::AddCell(const Grid<int>& cells, int stage, int microbatch,
   Add(Owner(stage, microbatch), cells(stage, microbatch), waits);
 }
 
-/// What a neighbouring stage made of a micro-batch: its message or, on the same rank, its cell.
+/// Adds the output of a neighbouring stage for a micro-batch: its message or, on the same rank, its
+/// cell.
 void Waits::AddOutput(Op send, int rank, int stage, int microbatch,
                       std::vector<Wait>* waits) const {
   if (stage < 0 || stage >= plan_.stages) return;

@@ -11,21 +11,21 @@
 
 namespace contraflow {
 
-/// What keeps an instruction from starting earlier.
+/// Reason why an instruction does not start earlier.
 struct Wait {
   InstructionRef on;  ///< of a message its SEND
   Time until = 0;     ///< when that let go
 };
 
-/// What the instructions of a plan waited for in a run of it, predicted or measured, by the timing
-/// model of Simulate. What never runs (SimulateUpTo) is never waited for. Plan, costs and timeline
-/// must outlive it.
+/// Waits of the instructions of a plan in a run of it, predicted or measured, by the timing model
+/// of Simulate. Nothing waits for an instruction that never runs (SimulateUpTo). Plan, costs and
+/// timeline must outlive it.
 class Waits {
  public:
   Waits(const Plan& plan, const CostModel& costs, const Timeline& timeline);
 
-  /// What let go of it last; of several at once the one before it on its lane. Nothing if it waits
-  /// for nothing. A RECV waits for its SEND alone. Ask for nothing that never runs.
+  /// The wait that ended last; of several at once the one before it on its lane. Nothing if it
+  /// waits for nothing. A RECV waits for its SEND alone. Ask for nothing that never runs.
   std::optional<Wait> Last(InstructionRef at) const;
   /// That, what it waited for in turn, and so on back to the start of the step.
   std::vector<Wait> Back(InstructionRef at) const;
@@ -66,7 +66,7 @@ class Waits {
   /// The instruction before it on its lane, the last OFFLOAD before it, the last on the compute
   /// lane before it; the last two are empty where nothing is offloaded.
   Indices lane_before_, offload_before_, compute_before_;
-  // Where cells are in the programs of the ranks that run them; of messages by the stage that
+  // Positions of cells in the programs of the ranks that run them; of messages by the stage that
   // sends.
   Grid<int> forward_, backward_, send_f_, send_b_, recv_f_, recv_b_;
   Grid<int> reload_;  ///< empty where nothing is offloaded

@@ -1,6 +1,6 @@
-// What each instruction reads and makes, once more: from the instruction set alone (DESIGN,
-// sections 2 and 3) and what the values are (CF_VALUES), for the passes have a table of their own
-// and would believe a wrong entry. A test compares both.
+// Values that each instruction reads and makes, once more: from the instruction set alone (DESIGN,
+// sections 2 and 3) and the meaning of the values (CF_VALUES), for the passes have a table of their
+// own and would believe a wrong entry. A test compares both.
 
 #include <algorithm>
 #include <bit>
@@ -24,7 +24,7 @@ struct SetOf {
 };
 static_assert(kOpCount <= 32 && kValueCount <= 32);
 
-/// Where in the model the instruction stands. A whole stage is its own first and last layer.
+/// Position of the instruction in the model. A whole stage is its own first and last layer.
 enum class When : uint8_t {
   kAlways,
   kModelBegins,     ///< first layer of the first stage: the embedding is here
@@ -40,7 +40,7 @@ enum class When : uint8_t {
   kSendBefore,      ///< first layer; the stage before is on another rank
 };
 
-/// Of which layer and stage the values are.
+/// Layer and stage of the values.
 enum class Where : uint8_t {
   kHere,
   kFirstLayer,

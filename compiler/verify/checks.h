@@ -1,7 +1,7 @@
 #pragma once
 
-// What the files of the verifier share, and nobody else includes: the findings, and flat tables
-// that say where in the programs everything stands.
+// Declarations that the files of the verifier share, and nobody else includes: the findings, and
+// flat tables that say where in the programs everything stands.
 
 #include <algorithm>
 #include <array>
@@ -46,7 +46,7 @@ class Findings {
  public:
   void Add(Check check, int rank, int index, std::string message);
   bool empty() const { return total_ == 0; }
-  /// By check, rank and index; a check with too many ends with one that counts the rest.
+  /// Findings by check, rank and index; a check with too many ends with one that counts the rest.
   std::vector<Finding> Take();
 
  private:
@@ -60,13 +60,13 @@ inline constexpr int32_t kMissing = -1;
 inline constexpr int32_t kMisplaced =
     -2;  ///< it is there, but on the wrong rank or with a wrong peer
 
-/// Where the work of one (stage, micro-batch) stands in its owner's program. BW and FB stand for
+/// Positions of the work of one (stage, micro-batch) in its owner's program. BW and FB stand for
 /// both b and w.
 struct CellWork {
   int32_t f = kMissing, b = kMissing, w = kMissing;
 };
 
-/// Where its copies to and from the host stand there.
+/// Positions of its copies to and from the host there.
 struct HostCopies {
   int32_t offload = kMissing, reload = kMissing;
 };
@@ -87,7 +87,7 @@ inline bool HasPart(LayerKind kind, Op op) {
   return kind == LayerKind::kMoe || (!all_to_all && (kind == LayerKind::kDense || !mlp));
 }
 
-/// Where its messages stand, by operation: SEND_F, RECV_F, SEND_B, RECV_B.
+/// Positions of its messages, by operation: SEND_F, RECV_F, SEND_B, RECV_B.
 using ChunkMessages = std::array<int32_t, 4>;
 
 /// A rank that holds a stage.
@@ -98,7 +98,7 @@ struct Copy {
   int32_t reduce = kMissing, step = kMissing;
 };
 
-/// What runs again one behind the other; of a part some of them.
+/// Components that run again, in order; of a part some of them.
 inline constexpr std::array kAgain = {Op::ATTN_R, Op::DISPATCH_R, Op::MLP_R, Op::COMBINE_R};
 
 /// The plan, indexed. Only for plans whose shape is right.
@@ -129,14 +129,14 @@ struct Tables {
            static_cast<size_t>(layer);
   }
   size_t Layers() const { return layers_before_.back(); }
-  /// Where a component stands in its owner's program.
+  /// Position of a component in its owner's program.
   int32_t& Part(Op op, int stage, int layer, int microbatch) {
     return parts[PartIndex(op, stage, layer, microbatch)];
   }
   int32_t Part(Op op, int stage, int layer, int microbatch) const {
     return parts[PartIndex(op, stage, layer, microbatch)];
   }
-  /// Where a component of R stands, if anything is recomputed.
+  /// Position of a component of R, if anything is recomputed.
   int32_t& Recompute(Op op, int stage, int layer, int microbatch) {
     return recompute[RecomputeIndex(op, stage, layer, microbatch)];
   }
@@ -157,7 +157,7 @@ struct Tables {
   HostCopies HostCopiesOf(int stage, int microbatch) const {
     return host_copies.empty() ? HostCopies{} : host_copies[At(stage, microbatch)];
   }
-  /// Where the forward of a chunk ends, and where its backward begins, on its rank.
+  /// Position at which the forward of a chunk ends, and at which its backward begins, on its rank.
   int32_t ForwardEnd(int stage, int microbatch) const {
     return plan.layers > 0 ? Part(LastForward(stage), stage, plan.LayersOf(stage) - 1, microbatch)
                            : work[At(stage, microbatch)].f;
@@ -175,7 +175,8 @@ struct Tables {
   bool HasPartAt(Op op, int stage, int layer) const {
     return layer < plan.LayersOf(stage) && HasPart(plan.KindOf(stage, layer), op);
   }
-  /// Where that stands which makes what a SEND sends, or is the first to need what a RECV receives.
+  /// Position of the instruction that makes what a SEND sends, or is the first to need what a RECV
+  /// receives.
   int32_t Side(const Instruction& message) const;
   Copy& CopyFor(int stage, int microbatch) {
     return copies[static_cast<size_t>(CopyIndex(stage, microbatch))];
@@ -233,7 +234,7 @@ void ForEachInstruction(const Plan& plan, const Visit& visit) {
   }
 }
 
-/// Of all instructions in their order what stands where: the one it is at, and what it finds.
+/// Positions of all instructions in their order: the one it is at, and those found before.
 class Placing {
  public:
   Placing(Tables* tables, Findings* findings)
@@ -259,7 +260,7 @@ class Placing {
   int32_t index_ = 0;
 };
 
-/// What an instruction needs of its own rank, by index: negative where it is missing.
+/// Inputs of an instruction on its own rank, by index: negative where one is missing.
 struct Inputs {
   std::array<int32_t, 4> at{};
   int count = 0;
@@ -268,7 +269,7 @@ struct Inputs {
   auto begin() const { return at.begin(); }
   auto end() const { return at.begin() + count; }
 };
-/// Nothing for instructions on the wrong rank.
+/// Inputs; none for instructions on the wrong rank.
 Inputs InputsOf(const Tables& tables, int rank, const Instruction& i);
 
 /// An instruction that cannot go on before another rank does.
@@ -301,7 +302,7 @@ inline int OtherStage(const Instruction& message) {
 inline bool IsComponent(Op op) {
   return (op >= Op::ATTN_F && op <= Op::COMBINE_B) || (IsRecompute(op) && op != Op::R);
 }
-/// Where the other end of this message stands in the peer's program; negative if it has none.
+/// Position of the other end of this message in the peer's program; negative if it has none.
 int32_t Partner(const Tables& tables, int rank, int32_t index);
 
 /// Vector clocks over the lanes of one rank at a time: compute, all-to-all, reduce, and one for
@@ -350,7 +351,7 @@ class Clocks {
   size_t columns_ = 0;           // lanes that have a clock
   std::vector<int32_t> lanes_;   // by instruction
   std::vector<int32_t> clocks_;  // by instruction, then lane: the last one there that is over
-  // By instruction on a lane without a clock: the first to wait for it or for one behind it there.
+  // The first to wait, by instruction on a lane without a clock, for it or for one after it there.
   std::vector<int32_t> waiters_;
 };
 
@@ -393,7 +394,7 @@ std::optional<ValueBytes> SizesOf(const CostModel& costs, int layers, std::strin
 
 /// The marks of a rank.
 std::span<const Mark> MarksOf(const Plan& plan, int rank);
-/// Where the SEND that a WAIT_SEND waits for stands in the program of the rank; negative if it has
+/// Position of the SEND that a WAIT_SEND waits for in the program of the rank; negative if it has
 /// none. From level comm on.
 int32_t SendOf(const Tables& tables, int rank, const Mark& wait);
 

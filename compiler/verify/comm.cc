@@ -1,5 +1,5 @@
-// What level comm adds: every message that the routes demand, once, with the right peer, in one
-// order on both sides, behind its producer and before its consumer; reductions and steps.
+// Checks of level comm: every message that the routes demand, once, with the right peer, in one
+// order on both sides, after its producer and before its consumer; reductions and steps.
 
 #include <algorithm>
 
@@ -225,7 +225,7 @@ int32_t Partner(const Tables& tables, int rank, int32_t index) {
   const Instruction& i = tables.InstructionAt(rank, index);
   const int other = OtherStage(i);
   if (other < 0 || other >= tables.plan.stages) return kMissing;
-  // Of repeated or misplaced messages only the one in the table has a partner.
+  // Only the one in the table of repeated or misplaced messages has a partner.
   const size_t own = tables.At(i.stage, i.microbatch);
   if (tables.messages[own][MessageKind(i.op)] != index ||
       tables.Owner(i.stage, i.microbatch) != rank) {

@@ -81,10 +81,10 @@ class PartPlacer : Placing {
     }
   }
 
-  // By stage and micro-batch: when any of its components was the first to add it.
+  // Time by stage and micro-batch: when any of its components was the first to add it.
   std::vector<int32_t> turns_;
   int32_t next_turn_ = 0;
-  // By copy, layer, MLP_W or ATTN_W: where that of the micro-batch whose turn is last stands.
+  // Position by copy, layer, MLP_W or ATTN_W: that of the micro-batch whose turn is last.
   std::vector<int32_t> latest_;
 };
 
@@ -130,7 +130,7 @@ RecomputeExtent ExtentOf(const Tables& tables, int stage, int m) {
   return {};
 }
 
-/// Of a chunk that is recomputed all of it is, or as much as of the stage's other cells.
+/// A chunk that is recomputed is recomputed whole, or as much as the stage's other cells.
 void CheckRecomputed(const Tables& tables, Findings* findings) {
   if (tables.recompute.empty()) return;
   for (int stage = 0; stage < tables.plan.stages; ++stage) {
@@ -177,7 +177,7 @@ void CheckOrder(const Tables& tables, Findings* findings) {
 constexpr std::array kForwardChain = {Op::ATTN_F, Op::DISPATCH_F, Op::MLP_F, Op::COMBINE_F};
 constexpr std::array kBackwardChain = {Op::COMBINE_B, Op::MLP_B, Op::DISPATCH_B, Op::ATTN_B};
 
-/// What a component needs, messages included where they are known.
+/// Inputs of a component, messages included where they are known.
 class ChainInputs {
  public:
   ChainInputs(const Tables& tables, const Instruction& i) : tables_(tables), i_(i) {}
@@ -253,7 +253,8 @@ class ChainInputs {
     return kMissing;
   }
 
-  /// What this component that runs again follows: the one before it or, of the first, the forward.
+  /// Predecessor of this component that runs again: the one before it or, of the first, the
+  /// forward.
   int32_t BeforeAgain() const {
     const auto own = std::find(kAgain.begin(), kAgain.end(), i_.op) - kAgain.begin();
     for (auto k = static_cast<size_t>(own); k-- > 0;) {
@@ -309,7 +310,7 @@ Inputs InputsOf(const Tables& tables, int rank, const Instruction& i) {
     if (tables.Owner(i.stage, i.microbatch) != rank) return inputs;
     return ChainInputs(tables, i).Find();
   }
-  // Of chunks only what comes over another lane; their own order has its own check.
+  // Inputs of chunks count only over another lane; their own order has its own check.
   const auto receive = [&](Op op, int stage, int microbatch) {
     if (tables.Owner(stage, microbatch) != rank) return;
     inputs.Add(tables.messages[tables.At(stage, microbatch)][MessageKind(op)]);

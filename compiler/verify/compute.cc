@@ -1,5 +1,5 @@
-// What every plan must hold, of level compute and above: each piece of work once, on its rank, and
-// in an order that its inputs allow.
+// Checks of every plan, of level compute and above: each piece of work once, on its rank, and in an
+// order that its inputs allow.
 
 #include <algorithm>
 #include <map>

@@ -1,6 +1,6 @@
 // Does the plan run to its end? Both checks execute it: each rank goes on until it must wait for
-// another, and is taken up again when that one has come as far. What a rank waits for never depends
-// on who is faster, so one execution stands for all.
+// another, and is taken up again when that one has come as far. The waits of a rank never depend on
+// who is faster, so one execution stands for all.
 //
 // The rendezvous execution has one list a rank, compute and messages in program order, while
 // DESIGN section 3 has an in-order communication queue beside the compute lane. The two get stuck
@@ -184,7 +184,7 @@ class DataFlow {
     const auto need = [&](int stage, int m, int32_t CellWork::*part) {
       const int producer = tables_.Owner(stage, m);
       const int32_t at = tables_.work[tables_.At(stage, m)].*part;
-      // What is missing or stands too late on this rank is the business of other checks.
+      // A producer that is missing or too late on this rank is the business of other checks.
       if (producer == rank || at < Next(producer)) return;
       can = false;
       if (waits != nullptr) waits->push_back({rank, Next(rank), producer});

@@ -1,13 +1,13 @@
-// What lanes add: each instruction on the lane of its operation, and every input on another lane
+// Checks of lanes: each instruction on the lane of its operation, and every input on another lane
 // awaited. The lanes of a rank run beside each other, each in program order; so an instruction
 // begins behind the one before it on its lane and behind all in its `after`, and behind whatever
 // those were behind. The clock of an instruction says for each lane how far that is.
 //
-// Nothing can hang here that passed the proof of deadlock.cc. That proof runs each rank's
-// program to its end one instruction at a time. All that lanes wait for stands earlier in the same
-// program, or is the other side of the same message or reduction: the order in which the proof's
-// run completed the instructions has every wait behind what it waits for. Lanes that run ahead
-// begin things earlier; they wait for nothing else.
+// No plan that passed the proof of deadlock.cc can hang here. That proof runs each rank's program
+// to its end one instruction at a time. All that lanes wait for stands earlier in the same program,
+// or is the other side of the same message or reduction: the order in which the proof's run
+// completed the instructions has every wait behind what it waits for. Lanes that run ahead begin
+// things earlier; they wait for nothing else.
 //
 // The same order holds for an expert group. Its members run one program, so their all-to-alls meet
 // in program order on an in-order lane; a member waits at one for another member of the same rank
@@ -22,7 +22,7 @@ namespace contraflow::check {
 namespace {
 
 constexpr int32_t kFixedLanes = 3;
-// A rank of any use has a few neighbours. What a hostile one costs stays linear in its
+// A rank of any use has a few neighbours. The cost of a hostile one stays linear in its
 // instructions: so many columns at most, and where there are millions of instructions fewer.
 constexpr size_t kMaxColumns = 1024;
 constexpr size_t kMaxEntries = size_t{1} << 26;
@@ -175,7 +175,7 @@ void CheckLanes(const Tables& tables, Findings* findings) {
       CheckLane(r, index, program[at], findings);
       CheckAfter(program, r, index, findings);
       for (const int32_t input : InputsOf(tables, r, program[at])) {
-        // What is missing or stands behind is the business of other checks.
+        // An input that is missing or too late is the business of other checks.
         if (input < 0 || input >= index || clocks.Before(input, index)) continue;
         findings->Add(Check::kEvent, r, index,
                       ToString(program[at]) + " needs " + tables.Place(r, input) +

@@ -1,7 +1,8 @@
-// What stands between the instructions of an imported schedule, where that has a meaning here: a
-// WAIT_SEND waits for a SEND before it; gradients are summed once, behind the last of them. Both as
-// PyTorch 2.15 demands them when it loads a file, and what it does not check there (a REDUCE_GRAD
-// too early or too often) scales gradients wrongly. IDLE, UNSHARD and RESHARD promise nothing.
+// Checks of the marks between the instructions of an imported schedule, where they have a meaning
+// here: a WAIT_SEND waits for a SEND before it; gradients are summed once, after the last of them.
+// Both as PyTorch 2.15 demands them when it loads a file, and what it does not check there (a
+// REDUCE_GRAD too early or too often) scales gradients wrongly. IDLE, UNSHARD and RESHARD promise
+// nothing.
 
 #include <algorithm>
 
@@ -41,7 +42,7 @@ class Marks {
       }
       return;
     }
-    // Of each rank, by instruction.
+    // Marks awaited of each rank, by instruction.
     std::vector<bool> waited;
     for (int r = 0; r < plan_.ranks; ++r) {
       const Program& program = plan_.program(r);

@@ -28,7 +28,7 @@ struct Queue {
   int32_t open = 0;  ///< how many of these have not met their other side
 };
 
-/// Where an instruction was posted.
+/// Place at which an instruction was posted.
 struct Post {
   int32_t queue = -1;  ///< -1: not posted
   int32_t at = -1;     ///< in that queue
@@ -86,7 +86,7 @@ class Execution {
 
   /// Numbers the queues by rank and first use; instructions know theirs in advance.
   void MakeQueues() {
-    // By peer and direction, and one for REDUCE: the rank that used it last, and its queue.
+    // Last user by peer and direction, and one for REDUCE: the rank, and its queue.
     std::vector<std::pair<int, int32_t>> used(static_cast<size_t>(plan_.ranks) * 2 + 1, {-1, -1});
     for (int r = 0; r < plan_.ranks; ++r) {
       At(r).posts.resize(plan_.program(r).size());
@@ -133,8 +133,8 @@ class Execution {
     host.awaits = -1;
   }
 
-  /// True if the instruction was posted by this rank and is not over. What is missing or comes too
-  /// late is the business of other checks.
+  /// True if the instruction was posted by this rank and is not over. An instruction that is
+  /// missing or comes too late is the business of other checks.
   bool Waits(int rank, int32_t index) {
     At(rank).awaits = -1;
     if (index < 0 || index >= At(rank).next) return false;
@@ -193,7 +193,7 @@ class Execution {
            static_cast<size_t>(post.at) < queue.end;
   }
 
-  /// What stands at the head of its queue is over; the queue is taken up by Settle.
+  /// Ends the instruction at the head of its queue; the queue is taken up by Settle.
   void Done(int rank, int32_t index) {
     Post& post = PostOf(rank, index);
     post.done = true;
@@ -309,7 +309,7 @@ class Execution {
     for (const Host& host : hosts_) standstill.next.push_back(host.next);
     const std::vector<Edge> edges = Waits();
     if (edges.empty()) return standstill;
-    // What is waited for waits too: numbered are those that wait.
+    // Instructions that are waited for wait too: numbered are those that wait.
     std::vector<int> nodes;
     for (const Edge& edge : edges) nodes.push_back(edge.from);
     nodes.erase(std::unique(nodes.begin(), nodes.end()), nodes.end());

@@ -1,5 +1,5 @@
-// What can be said of a plan without looking at what its instructions mean together: sizes, routes,
-// the fields each operation has, and what belongs at which level.
+// Checks of a plan that need no meaning of its instructions together: sizes, routes, the fields
+// each operation has, and what belongs at which level.
 
 #include <algorithm>
 #include <string_view>
@@ -19,7 +19,7 @@ bool CheckSize(const char* name, int value, int limit, Findings* findings) {
   return false;
 }
 
-/// What the stages have, where they differ.
+/// Checks the layers of the stages, where they differ.
 bool CheckStageLayers(const Plan& plan, Findings* findings) {
   if (plan.stage_layers.empty()) return true;
   const auto add = [&](const std::string& what) {
@@ -136,7 +136,7 @@ class InstructionShape {
     pair_ = operands == Operands::kPair;
     message_ = operands == Operands::kMessage;
     layer_ = operands == Operands::kLayer;
-    // Where plans have no components, the level says so, not the layer.
+    // If plans have no components, the level says so, not the layer.
     layers_ = plan.layers > 0 ? plan.layers : INT16_MAX;
     const bool known = i.stage >= 0 && i.stage < plan.stages;
     if (plan.layers > 0 && known) layers_ = plan.LayersOf(i.stage);

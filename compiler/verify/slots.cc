@@ -1,4 +1,4 @@
-// What level buffer adds: one slot for every value that the programs touch, as large as it is, and
+// Checks of level buffer: one slot for every value that the programs touch, as large as it is, and
 // no bytes that two values hold at once.
 //
 // Lifetimes are those of the program order, but lanes run beside each other: a range may be used
@@ -82,7 +82,7 @@ class SlotCheck {
     return static_cast<size_t>(slot.value) < kValueCount &&
            static_cast<size_t>(slot.arena) < kArenaCount;
   }
-  /// Of this rank and within the plan's sizes: it has a place in the table.
+  /// True if it is of this rank and within the plan's sizes: it has a place in the table.
   bool Placed(const Slot& slot) const {
     const bool layer = plan_.layers > 0 ? slot.layer >= 0 : slot.layer == -1;
     return layer && slot.stage >= 0 && slot.stage < plan_.stages && slot.microbatch >= 0 &&

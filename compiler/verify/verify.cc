@@ -54,8 +54,8 @@ std::optional<Standstill> RunChecks(const Plan& plan, Semantics semantics, check
   check::CheckShape(plan, &findings);
   if (!findings.empty()) return std::nullopt;
   if (!check::CheckLevel(plan, &findings)) return std::nullopt;
-  // A few bytes of JSON can claim 2^27 chunks. What has far fewer instructions than that takes is
-  // incomplete; no table is made to say which are missing.
+  // A few bytes of JSON can claim 2^27 chunks. A plan with far fewer instructions than that takes
+  // is incomplete; no table is made to say which are missing.
   const int64_t chunks = int64_t{plan.stages} * plan.microbatches;
   int64_t needed = plan.layers > 0 ? 0 : chunks;
   for (int s = 0; s < plan.stages && plan.layers > 0; ++s) {

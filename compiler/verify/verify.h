@@ -51,8 +51,8 @@ struct Standstill {
   std::vector<BlockedAt> cycle;  ///< a shortest cycle of waits; empty where there is none
 };
 
-/// Of any plan that is complete enough to be executed: nothing for one of a wrong shape, with what
-/// contradicts its level as a whole, or with far too few instructions.
+/// Returns where any plan that is complete enough to be executed stands still: nothing for one of a
+/// wrong shape, with what contradicts its level as a whole, or with far too few instructions.
 std::optional<Standstill> FindStandstill(const Plan& plan);
 
 /// "rank 2, instruction 17: BW s2 m3 ..." for people; "(BW s2 m3)" in front of the colon where the

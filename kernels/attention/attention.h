@@ -44,7 +44,7 @@ class Attention {
 
   /// Bytes of work memory, of either direction.
   size_t work_bytes() const { return std::max(forward_.work_bytes, backward_.work_bytes); }
-  /// Of both directions: "cudnn", or "cudnn forward, own backward" where they differ.
+  /// Engines of both directions: "cudnn", or "cudnn forward, own backward" where they differ.
   std::string engine() const;
   /// The same with the reason why cuDNN computes less than it could, for a reader.
   std::string Report() const;

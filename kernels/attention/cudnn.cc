@@ -210,7 +210,7 @@ namespace {
 
 constexpr int64_t kMostEngines = 32;
 
-/// What the heuristics name for the graph, best first.
+/// Engines that the heuristics name for the graph, best first.
 std::vector<CudnnDescriptor> Candidates(const CudnnDescriptor& graph,
                                         const CudnnDescriptor& device) {
   CudnnDescriptor heuristics(CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR);

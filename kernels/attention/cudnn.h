@@ -39,7 +39,7 @@ class CudnnDescriptor {
   CudnnDescriptor& Set(cudnnBackendAttributeName_t name, cudnnDataType_t value);
   void Finalize();
 
-  /// As many values as there are, at most `count`; how many.
+  /// Gets all values there are, at most `count`; returns how many.
   int64_t Get(cudnnBackendAttributeName_t name, cudnnBackendAttributeType_t type, int64_t count,
               void* values) const;
 
@@ -47,7 +47,7 @@ class CudnnDescriptor {
   cudnnBackendDescriptor_t descriptor_ = nullptr;
 };
 
-/// What an operation of cuDNN takes or gives: a matrix for every head of every sequence.
+/// Operand or result of an operation of cuDNN: a matrix for every head of every sequence.
 struct CudnnTensor {
   std::vector<int64_t> sizes, strides;  ///< sequences, heads, rows, columns
   CudnnDescriptor descriptor;

@@ -58,7 +58,7 @@ class Tensors {
   CudnnOperations::Sizes RowSizes() const {
     return {part_.batch, part_.heads, part_.sequence, part_.head_width};
   }
-  /// Of rows that have so many operands side by side.
+  /// Strides of rows that have so many operands side by side.
   CudnnOperations::Sizes Strides(int64_t operands) const {
     const int64_t row = operands * whole_.heads * whole_.head_width;
     return {whole_.sequence * row, whole_.head_width, row, 1};
@@ -122,7 +122,7 @@ void* Plain(const void* pointer) { return const_cast<void*>(pointer); }
 // Not minus infinity: a difference of two of those is no number.
 constexpr float kLowest = std::numeric_limits<float>::lowest(), kUnit = 1;
 
-/// What cuDNN wants of an address.
+/// Alignment that cuDNN wants of an address.
 size_t Aligned(size_t bytes) { return (bytes + 255) / 256 * 256; }
 
 size_t Heads(const AttentionShape& n) {

@@ -182,7 +182,7 @@ __global__ void __launch_bounds__(kWarps* kWarp, 1)
   const int lane = Lane(), g = lane / 4, t = lane % 4;
   const int head = static_cast<int>(blockIdx.y), batch = static_cast<int>(blockIdx.z);
   const int width = shape.head_width, out_pitch = shape.heads * width, pitch = 3 * out_pitch;
-  // Those with the most keys begin first.
+  // Blocks with the most keys begin first.
   const int first = static_cast<int>(gridDim.x - 1 - blockIdx.x) * kBlockRows;
   const int own = first + warp * 16;  // the warp's first query
   const int end = min(shape.sequence, first + kBlockRows);

@@ -1,9 +1,9 @@
 #pragma once
 
-// What our own attention kernels are made of: tiles of rows of one head in shared memory, and
-// products of them by warps, 16 rows of the left operand to a warp. A tile's rows have kWidth
-// elements, the head's width padded with zeros, and 16 bytes more, which keeps ldmatrix free of
-// bank conflicts. Included by .cu files only.
+// Parts of our own attention kernels: tiles of rows of one head in shared memory, and products of
+// them by warps, 16 rows of the left operand to a warp. A tile's rows have kWidth elements, the
+// head's width padded with zeros, and 16 bytes more, which keeps ldmatrix free of bank conflicts.
+// Included by .cu files only.
 //
 // First the instructions, PTX that C++ cannot say: copies to shared memory that go on while the
 // thread does other things, and products of small matrices by a whole warp. Lane l has, with

@@ -39,15 +39,15 @@ void SumSquares(Stream stream, const float* values, const SquareTile* tiles, int
 void NoteFailure(Stream stream, const float* losses, int n, const int32_t* flags, int m,
                  double* note);
 
-/// What of the gradients is left, and their norm before.
+/// Share of the gradients that is left, and their norm before.
 struct Clip {
   double norm;
   float scale;     ///< limit / norm where the norm is above the limit; else 1
   int32_t failed;  ///< 1 from the first norm on that is not finite; begins with 0
 };
-/// Of squares[parts x n], where a part has some of the n blocks and 0 for the others, and parts
-/// with the same block have the same: each block counts once, in ascending order. The limit may be
-/// infinite.
+/// Clips by the sum of squares[parts x n], where a part has some of the n blocks and 0 for the
+/// others, and parts with the same block have the same: each block counts once, in ascending order.
+/// The limit may be infinite.
 void ClipToNorm(Stream stream, const double* squares, int parts, int n, float limit, Clip* clip);
 
 /// values[n] *= clip->scale. Traffic: 8 bytes a value, or none where the scale is 1.

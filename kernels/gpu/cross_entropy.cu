@@ -41,7 +41,7 @@ __device__ Exponentials WarpJoin(Exponentials mine) {
   return all;
 }
 
-/// Those of all threads, the same bits in each. `turn` is 0 and 1 in turns: a thread that is a row
+/// Sum over all threads, the same bits in each. `turn` is 0 and 1 in turns: a thread that is a row
 /// ahead must not write where others still read.
 template <int kThreads>
 __device__ Exponentials BlockJoin(Exponentials mine, int turn) {
@@ -61,7 +61,7 @@ __device__ Exponentials BlockJoin(Exponentials mine, int turn) {
   return WarpJoin(other);
 }
 
-/// What turns the logits of a row into their gradient.
+/// Turns the logits of a row into their gradient.
 struct RowGradient {
   float top, inverse_sum, each;
   int target;

@@ -1,6 +1,7 @@
 #pragma once
 
-// What does as much to each value as to its neighbours: the rotary embedding, SwiGLU, AdamW, draws.
+// Kernels that do as much to each value as to its neighbours: the rotary embedding, SwiGLU, AdamW,
+// draws.
 
 #include <cstddef>
 #include <cstdint>
@@ -10,12 +11,12 @@
 
 namespace contraflow::gpu {
 
-/// What a step of AdamW needs that changes from step to step, read from device memory so that a
+/// Values of a step of AdamW that change from step to step, read from device memory so that a
 /// captured step can be replayed. The corrections are 1 / (1 - beta^step).
 struct AdamWStepSize {
   float learning_rate, first_correction, second_correction;
 };
-/// What stays the same from step to step.
+/// Values that stay the same from step to step.
 struct AdamWRates {
   float beta1, beta2, epsilon, weight_decay;
 };

@@ -10,10 +10,10 @@ namespace contraflow::gpu {
 namespace {
 
 constexpr int kCopyThreads = 512;
-/// Of copies and sums of few CTAs, which have to keep as much under way as they can.
+/// Threads of copies and sums of few CTAs, which have to keep as much under way as they can.
 constexpr int kLinkThreads = 1024;
 
-/// As many as the work has, at least 1 and at most `ctas`.
+/// Blocks for the work, at least 1 and at most `ctas`.
 unsigned BlocksFor(size_t threads, int block_threads, int ctas) {
   const auto each = static_cast<size_t>(block_threads), most = static_cast<size_t>(max(ctas, 1));
   return static_cast<unsigned>(std::clamp<size_t>((threads + each - 1) / each, 1, most));
@@ -89,7 +89,7 @@ __global__ void __launch_bounds__(kCountThreads)
   WriteCounts(count, peers.members, experts, most_rows, first, received, overflow);
 }
 
-/// What the lane `member` of a warp knows of the rows of one expert.
+/// Knowledge of the lane `member` of a warp about the rows of one expert.
 struct MemberPart {
   int begin;  ///< those of members before
   int count;

@@ -1,6 +1,6 @@
 #pragma once
 
-// What goes from device to device: copies, sums, and the rows of an expert group.
+// Traffic from device to device: copies, sums, and the rows of an expert group.
 
 #include <cstddef>
 #include <cstdint>
@@ -26,7 +26,7 @@ struct SumParts {
 /// same bits.
 void OrderedSum(Stream stream, const SumParts& parts, size_t n, int ctas);
 
-/// What one member of an expert group shows to the others. Counts as in runtime/model/views.h: sent
+/// View of one member of an expert group for the others. Counts as in runtime/model/views.h: sent
 /// is [experts + 1], first [local_experts + 1], received [members x local_experts].
 struct ExchangePeer {
   const int32_t* sent;      ///< where the rows it sends to each expert begin, in `tokens`
@@ -41,10 +41,11 @@ struct ExchangePeers {
   int local_experts;  ///< of each member
 };
 
-/// What the member `self`, which owns experts [self * local_experts, ...), gets in DISPATCH_F: its
-/// `first` and `received`. If that is more than most_rows rows, *overflow = 1, and they leave out
-/// the rest, so that their readers stay in bounds. Counts stay on the device. A `capacity` above 0
-/// is what SortByExpert (routing.h) sorted with: every member sends as many rows to every expert.
+/// Counts what the member `self`, which owns experts [self * local_experts, ...), gets in
+/// DISPATCH_F: its `first` and `received`. If that is more than most_rows rows, *overflow = 1, and
+/// they leave out the rest, so that their readers stay in bounds. Counts stay on the device. A
+/// `capacity` above 0 is what SortByExpert (routing.h) sorted with: every member sends as many rows
+/// to every expert.
 void CountRows(Stream stream, const ExchangePeers& peers, int self, int capacity, int most_rows,
                int32_t* first, int32_t* received, int32_t* overflow);
 

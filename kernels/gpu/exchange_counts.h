@@ -12,9 +12,9 @@ namespace contraflow::gpu {
 
 inline constexpr int kCountThreads = 256;
 
-/// By one block of kCountThreads: `first` and `received` as ExchangePeer has them, from
-/// count(member, local), the rows that a member sends to a local expert. What is beyond most_rows
-/// is left out, so that whoever reads them stays inside, and *overflow becomes 1.
+/// Computed by one block of kCountThreads: `first` and `received` as ExchangePeer has them, from
+/// count(member, local), the rows that a member sends to a local expert. Rows beyond most_rows are
+/// left out, so that whoever reads them stays inside, and *overflow becomes 1.
 template <typename Count>
 __device__ void WriteCounts(const Count& count, int members, int experts, int most_rows,
                             int32_t* first, int32_t* received, int32_t* overflow) {

@@ -96,7 +96,7 @@ __device__ int PanelColumn(const GroupedSizes& sizes, const Tile& tile, int pane
   }
 }
 
-/// Of `blocks` blocks each loads its share of B, into all.
+/// Each of `blocks` blocks loads its share of B, into all.
 template <int kBlocks>
 __device__ void LoadShare(unsigned char* to, const TensorMap& map, int column, int row, int matrix,
                           Mbarrier* full) {
@@ -221,7 +221,7 @@ template <Form form>
 __device__ void MultiplySlab(const unsigned char* stage, int group, bool add,
                              float (&sums)[kAccumulators]) {
   constexpr bool kAMn = form == Form::kRows, kBMn = form != Form::kTransposedWeights;
-  // Of an operand that is K-major, 16 k further are 32 bytes along the row, and where its next 64 k
+  // In an operand that is K-major, 16 k further are 32 bytes along the row, and where its next 64 k
   // would be does not matter; else they are two atoms, and there are panels of 64 columns.
   constexpr uint32_t kKStep = kWgmmaDepth * 2, kMnStep = 2 * kAtomBytes;
   constexpr uint32_t kAStep = kAMn ? kMnStep : kKStep, kBStep = kBMn ? kMnStep : kKStep;

@@ -1,7 +1,7 @@
 #pragma once
 
-// What Hopper's matrix units, its copy engine and its barriers can do and C++ cannot say, in PTX.
-// Included by .cu files only. Tests run the same functions on the host, where descriptors,
+// Instructions of Hopper's matrix units, its copy engine and its barriers that C++ cannot say, in
+// PTX. Included by .cu files only. Tests run the same functions on the host, where descriptors,
 // swizzles, fragments and phases are decoded bit by bit, and what a GPU leaves undefined is NaN:
 //
 //   TensorMap MapTensor(data, columns, rows, matrices, box_rows, box_matrices = 1)
@@ -95,7 +95,7 @@ using TensorMap = CUtensorMap;
 inline TensorMap MapElements(CUtensorMapDataType type, size_t element_bytes, void* data,
                              uint64_t columns, uint64_t rows, uint64_t matrices, uint32_t box_rows,
                              uint32_t box_matrices) {
-  // By name, so that programs need no libcuda to start.
+  // Looked up by name, so that programs need no libcuda to start.
   static const auto encode = [] {
     void* function = nullptr;
     cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;

@@ -48,9 +48,9 @@ class Matmuls {
   /// The same by an algorithm that AlgorithmOf gave. Throws GpuError, naming the shape, unless it
   /// computes the shape here, with the work memory there is, in a fixed order.
   void Prepare(const MatmulShape& shape, const MatmulAlgorithm& algorithm);
-  /// Of a shape that was prepared.
+  /// Algorithm of a shape that was prepared.
   MatmulAlgorithm AlgorithmOf(const MatmulShape& shape) const;
-  /// What algorithms are of: the library and its version.
+  /// Source of the algorithms: the library and its version.
   static std::string Library();
   /// A shape that was prepared. c may be d; it is ignored unless `add`.
   void Run(Stream stream, const MatmulShape& shape, const Bf16* a, const Bf16* b, const void* c,
@@ -61,9 +61,9 @@ class Matmuls {
   std::unique_ptr<Impl> impl_;
 };
 
-// What every implementation of Matmuls asks of its arguments.
+// Demands of every implementation of Matmuls on its arguments.
 
-/// Where operands may begin, in bytes: what algorithms are chosen for.
+/// Alignment of operands, in bytes: what algorithms are chosen for.
 inline constexpr size_t kMatmulAlignment = 16;
 
 /// The shape as errors name it: "bf16 [m x n] += a^T [m x k] b [k x n], 3 times".

@@ -12,7 +12,7 @@ namespace {
 
 constexpr int kParcelThreads = 512;
 
-/// Where a row of the parcel for, or from, a member lies.
+/// Place of a row of the parcel for, or from, a member.
 template <bool kPack>
 __device__ Bf16* RowOf(const Parcels& p, int member, int row) {
   Bf16* const all = kPack && member != p.self ? p.out : p.in;

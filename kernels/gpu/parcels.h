@@ -1,8 +1,8 @@
 #pragma once
 
 // The rows of an expert group whose members share no address space, where only the devices know how
-// many there are. What a member has for another goes into a parcel that has room for the most it
-// can be, so that a message of fixed size carries it; what is in it, the counts say.
+// many there are. The rows of a member for another go into a parcel that has room for the most they
+// can be, so that a message of fixed size carries them; the counts say how many are in it.
 
 #include <cstdint>
 

@@ -40,7 +40,7 @@ template <int kTeam>
 __device__ int RowStep() {
   return BlockCount() * (kBlock<kTeam> / kTeam);
 }
-/// Where vector i of this thread begins in its rows.
+/// Start of vector i of this thread in its rows.
 template <int kTeam, int N>
 __device__ int Column(int i) {
   return (i * kTeam + ThreadIndex() % kTeam) * N;

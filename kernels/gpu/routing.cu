@@ -12,8 +12,8 @@ namespace {
 // registers.
 
 /// Orders probabilities, ties to the lower index, as integers: of values that are at least 0 the
-/// bits are in their order. What is not a number has its place, too, so that a choice is always an
-/// expert, and one rank at least 1.
+/// bits are in their order. A value that is not a number has its place, too, so that a choice is
+/// always an expert, and one rank at least 1.
 __device__ uint64_t Rank(float probability, int expert) {
   const uint64_t bits = std::bit_cast<uint32_t>(probability);
   return bits << 32 | (~0u - static_cast<uint32_t>(expert));
@@ -103,7 +103,7 @@ __global__ void __launch_bounds__(kRowThreads)
     const float p_chosen = p[chosen];
     const float mean = WarpSum(p_chosen * dw);
     for (int e = Lane(); e < experts; e += kWarp) d[e] = ToBf16(p[e] * (0.0f - mean));
-    // Those that were chosen are written again.
+    // The chosen ones are written again.
     __syncwarp();
     if (chose) d[chosen] = ToBf16(p_chosen * (dw - mean));
   }
@@ -193,7 +193,7 @@ __device__ void CountPart(const Pairs& pairs, int begin, int32_t* count) {
   }
 }
 
-/// As CountPart for each of the block's warps: count[warp][expert].
+/// Like CountPart for each of the block's warps: count[warp][expert].
 __device__ void CountParts(const Pairs& pairs, int32_t* count) {
   const int threads = static_cast<int>(blockDim.x), warp = ThreadIndex() / kWarp;
   for (int i = ThreadIndex(); i < kSortWarps * pairs.experts; i += threads) {
@@ -272,7 +272,7 @@ __global__ void __launch_bounds__(kSortThreads)
   FindBegins(pairs.experts, capacity, totals, begin, first);
   CountParts(pairs, of_warp);
 
-  // What each warp has counted becomes how many pairs of the expert come before its part.
+  // The count of each warp becomes the number of pairs of the expert that come before its part.
   const int chunk = BlockIndex();
   for (int e = ThreadIndex(); e < pairs.experts; e += kSortThreads) {
     int32_t before = counts[static_cast<ptrdiff_t>(e) * pairs.chunks + chunk];

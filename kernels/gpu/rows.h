@@ -28,8 +28,8 @@ __device__ inline int FirstRow() {
   return BlockIndex() * (kRowsBlock / kWarp) + ThreadIndex() / kWarp;
 }
 __device__ inline int RowStep() { return BlockCount() * (kRowsBlock / kWarp); }
-/// Where vector i (0..kVectorsAtOnce) of this thread begins in each of its rows; it may lie behind
-/// the end.
+/// Start of vector i (0..kVectorsAtOnce) of this thread in each of its rows; it may lie past the
+/// end.
 template <int N>
 __device__ inline int Column(int i) {
   const int first = static_cast<int>(blockIdx.y) * kVectorsAtOnce;

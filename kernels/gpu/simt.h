@@ -1,6 +1,6 @@
 #pragma once
 
-// What kernels are written with. They are written once: nvcc compiles a .cu file for the GPU; tests
+// Language of the kernels. They are written once: nvcc compiles a .cu file for the GPU; tests
 // compile the same file for the host and run it thread by thread, with what stands in for CUDA
 // there. Included by .cu files only. Beside the part of CUDA that every kernel uses (threadIdx and
 // its like, __shared__, __syncthreads, the shuffles and votes of a warp, atomics of integers):

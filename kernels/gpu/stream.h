@@ -5,7 +5,7 @@
 
 namespace contraflow::gpu {
 
-/// Where a kernel is launched: an in-order queue of a GPU, and how many of its SMs the work on it
+/// Launch target of a kernel: an in-order queue of a GPU, and how many of its SMs the work on it
 /// may count on (those of a green context, less what communication takes). The handle is a
 /// cudaStream_t, or a queue of the emulator; null: the emulator runs the kernel at once.
 struct Stream {

@@ -1,6 +1,6 @@
 #pragma once
 
-// What streaming kernels are made of: values moved 16 bytes at a time. Included by .cu files only.
+// Parts of streaming kernels: values moved 16 bytes at a time. Included by .cu files only.
 
 #include <algorithm>
 

@@ -61,7 +61,7 @@ namespace {
 constexpr Transpose kNo = Transpose::kNo;
 constexpr Transpose kYes = Transpose::kYes;
 
-// Where the matrices of one head of one sequence begin.
+// Start of the matrices of one head of one sequence.
 struct Head {
   ptrdiff_t q, k, v, out, square;
 };

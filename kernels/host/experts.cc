@@ -45,7 +45,7 @@ void SwigluBackwardInput(const T* gate_up, const T* dy, int stride, int rows, in
 
 namespace {
 
-// Where the rows and weights of one expert begin.
+// Start of the rows and weights of one expert.
 struct Expert {
   int rows;
   ptrdiff_t row, gate_up, down;

@@ -50,7 +50,7 @@ void ReserveProducts(size_t at_a_time);
 template <typename T>
 void LinearForward(const T* x, const T* w, int rows, int in, int out, T* y);
 
-/// As LinearForward, added to what y holds.
+/// Like LinearForward, added to what y holds.
 template <typename T>
 void LinearForwardAdd(const T* x, const T* w, int rows, int in, int out, T* y);
 
@@ -58,7 +58,7 @@ void LinearForwardAdd(const T* x, const T* w, int rows, int in, int out, T* y);
 template <typename T>
 void LinearBackwardInput(const T* dy, const T* w, int rows, int in, int out, T* dx);
 
-/// As LinearBackwardInput, added to what dx holds.
+/// Like LinearBackwardInput, added to what dx holds.
 template <typename T>
 void LinearBackwardInputAdd(const T* dy, const T* w, int rows, int in, int out, T* dx);
 

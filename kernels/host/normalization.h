@@ -1,6 +1,6 @@
 #pragma once
 
-// What normalizes a row: RMSNorm and softmax.
+// Normalization of a row: RMSNorm and softmax.
 
 namespace contraflow {
 

@@ -35,7 +35,7 @@ void RouterForward(int rows, int experts, int top_k, bool renormalise, T* probab
 
 namespace {
 
-/// Of all choices those of an expert, times the experts.
+/// Share of an expert in all choices, times the experts.
 template <typename T>
 T LoadOf(const int32_t* expert, int pairs, int experts, int e) {
   return static_cast<T>(std::count(expert, expert + pairs, e)) * static_cast<T>(experts) /
@@ -58,7 +58,7 @@ T RouterBalance(const T* probabilities, const int32_t* expert, int rows, int exp
 template <typename T>
 void RouterBackwardInput(const T* probabilities, const int32_t* expert, const T* dweight, int rows,
                          int experts, int top_k, bool renormalise, T balance, T* dlogits) {
-  // Of every row alike; it waits in the last, which is written last.
+  // The loads are alike in every row; they wait in the last, which is written last.
   T* const loads = Row(dlogits, rows - 1, experts);
   for (int e = 0; e < experts && balance != 0; ++e) {
     loads[e] = balance * LoadOf<T>(expert, rows * top_k, experts, e) / static_cast<T>(rows);

@@ -33,7 +33,7 @@ void RouterBackwardInput(const T* probabilities, const int32_t* expert, const T*
 void SortByExpert(const int32_t* expert, int rows, int experts, int top_k, int32_t* first,
                   int32_t* token_of, int32_t* row_of);
 
-/// As SortByExpert, with `capacity` rows for every expert: of e they begin at first[e] = e *
+/// Like SortByExpert, with `capacity` rows for every expert: of e they begin at first[e] = e *
 /// capacity, and its pairs, tokens ascending, take one each. A pair that finds none left has row
 /// -1, a row that no pair took token -1. Returns the number of pairs without a row. A capacity of 0
 /// is none: SortByExpert.

@@ -18,7 +18,7 @@ static_assert(std::endian::native == std::endian::little, "shards are little-end
 
 constexpr size_t kPiece = size_t{1} << 20;
 
-/// What to do instead of a step that cannot be used.
+/// Remedy for a step that cannot be used.
 std::string OlderThan(const std::string& directory, int step) {
   std::string list;
   int newest = 0;
@@ -151,21 +151,6 @@ void Checkpoint::RequireSame(uint64_t seed, const Model& model, const std::strin
   }
 }
 
-Checkpoint Checkpoint::OpenShard(const std::string& folder, int step, int shard) {
-  Manifest manifest;
-  manifest.head.step = step;
-  const std::string note = folder + "/" + NoteName(shard), text = ReadSealed(note);
-  std::string_view rest = text;
-  CheckSize(folder + "/" + ShardName(shard), TakeNote(&rest, note, step, shard, &manifest.blocks));
-  if (!rest.empty()) throw Error(note + ": has more than the blocks of the shard");
-  return Checkpoint(folder, std::make_shared<const Manifest>(std::move(manifest)));
-}
-
-void Checkpoint::Verify() const {
-  ShardReader reader(path_, manifest_->head.step);
-  for (const auto& [name, saved] : manifest_->blocks) reader.Check(name, saved, nullptr);
-}
-
 void Checkpoint::Load(std::span<const StateBlock> blocks) const {
   using Wanted = std::pair<const SavedBlock*, const StateBlock*>;
   std::vector<Wanted> wanted;
@@ -195,9 +180,7 @@ void Checkpoint::Load(std::span<const StateBlock> blocks) const {
     });
   } catch (const Error& error) {
     const std::string directory = path_.substr(0, path_.rfind('/'));
-    // Of a shard alone there is no other.
-    throw Error(error.what() +
-                (manifest_->shards.empty() ? "" : OlderThan(directory, manifest_->head.step)));
+    throw Error(error.what() + OlderThan(directory, manifest_->head.step));
   }
 }
 

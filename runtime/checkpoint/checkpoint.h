@@ -16,8 +16,8 @@
 
 namespace contraflow {
 
-/// What a checkpoint was made of. The first four must be those of a training that goes on from it;
-/// the others say which run made it.
+/// Origin of a checkpoint. The first four must be those of a training that goes on from it; the
+/// others say which run made it.
 struct CheckpointHead {
   int step = 0;       ///< the last that was done
   uint64_t seed = 0;  ///< of weights and data
@@ -38,10 +38,6 @@ class Checkpoint {
   /// and how to ask for one), or a shard is missing or has a different size.
   static std::optional<Checkpoint> Open(const std::string& directory, std::optional<int> step);
 
-  /// One shard alone with its note, from a folder of shards. Throws Error if they do not belong to
-  /// the step and to each other.
-  static Checkpoint OpenShard(const std::string& folder, int step, int shard);
-
   const CheckpointHead& head() const;
   const std::string& path() const { return path_; }
   /// Throws Error, naming both values, unless a training with this seed, model and text may go on
@@ -50,8 +46,6 @@ class Checkpoint {
   /// Fills the blocks with what was saved under their names. Checks every checksum before it
   /// changes anything; throws Error if one does not hold, or a block is missing or of another size.
   void Load(std::span<const StateBlock> blocks) const;
-  /// Throws Error if the checksum of any block does not hold.
-  void Verify() const;
 
  private:
   Checkpoint(std::string path, std::shared_ptr<const Manifest> manifest);

@@ -101,7 +101,7 @@ std::map<int, std::string> CompleteSteps(const std::string& directory) {
   for (const std::string& name : WithRemedy([&] { return NamesInFolder(directory); })) {
     const std::string path = directory + "/" + name;
     if (const auto step = StepOf(name)) steps[*step] = path;
-    // Of a step that has no other, if it was killed between two renames.
+    // A step may have no other, if it was killed between two renames.
     if (const auto old = StepOf(name, ".", kOld)) steps.emplace(*old, path);
   }
   return steps;

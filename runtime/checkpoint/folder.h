@@ -50,7 +50,7 @@ class FolderLock {
   const Descriptor file_;
 };
 
-/// What to do about an error number of the system, as the end of a message: "; remedy", or "".
+/// Remedy for an error number of the system, as the end of a message: "; remedy", or "".
 std::string RemedyFor(int error);
 
 /// Works on the files of checkpoints: what the system refuses is thrown with its remedy.

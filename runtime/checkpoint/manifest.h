@@ -10,7 +10,7 @@
 
 namespace contraflow {
 
-/// Of a value, its first and its second moment.
+/// Bytes of a value, its first and its second moment.
 inline constexpr int64_t kValueBytes = 3 * sizeof(float);
 
 /// One block in a shard: `parameters`, then m, then v, as little-endian floats.
@@ -45,7 +45,7 @@ int64_t TakeNote(std::string_view* text, const std::string& place, int step, int
 /// Texts in files that say whether they are as they were written: the first line is the SHA-256 of
 /// all that follows.
 std::string Seal(std::string_view text);
-/// What follows. Throws Error, beginning with `place`, if it does not fit.
+/// Returns the text after the seal. Throws Error, beginning with `place`, if it does not fit.
 std::string_view Unseal(std::string_view sealed, const std::string& place);
 /// The same of a file.
 std::string ReadSealed(const std::string& path);

@@ -26,15 +26,15 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// What is computed comes first; but where it fills all cores, the next checkpoint should not have
-// to wait for one that got none.
+// The computation comes first; but where it fills all cores, the next checkpoint should not have to
+// wait for one that got none.
 constexpr int kNice = 5;
 
 std::string NameOfStep(int step) { return "the checkpoint of step " + std::to_string(step); }
 
 bool Failed(std::string_view result) { return result.starts_with('!'); }
 
-/// What a piece of work gives, or "!" and what it throws.
+/// Returns the result of a piece of work, or "!" and the text of its exception.
 std::string Try(const std::function<std::string()>& work) {
   try {
     return work();
@@ -45,8 +45,8 @@ std::string Try(const std::function<std::string()>& work) {
   }
 }
 
-/// What is in the shards, if this process sees them as their processes wrote them and they have the
-/// blocks of the model, each with its size.
+/// Checks the shards, if this process sees them as their processes wrote them, for the blocks of
+/// the model, each with its size.
 void CheckComplete(const std::string& aside, const CheckpointHead& head,
                    std::span<const std::string> notes) {
   std::map<std::string, SavedBlock> saved;
@@ -89,8 +89,8 @@ std::vector<std::string> AwaitNotes(const std::string& folder, const std::string
                                     const std::shared_future<std::vector<std::string>>& told) {
   for (milliseconds pause(5);; pause = std::min(2 * pause, milliseconds(500))) {
     std::vector<std::string> notes = {first};
-    // What cannot be read will be told. By the list of names: to open the folder makes a network
-    // file system ask its server.
+    // A later read tells what cannot be read. By the list of names: to open the folder makes a
+    // network file system ask its server.
     Try([&] {
       const std::vector<std::string> names = NamesInFolder(folder);
       for (int i = 1; notes.size() < processes; ++i) {
@@ -125,7 +125,7 @@ void Snapshot::Resize(int64_t bytes, StateCopies* copies) {
   }
 }
 
-/// Where the values go.
+/// Lays out the places of the values.
 std::vector<StateCopies::Part> Snapshot::Lay(int step, int shard, std::span<const StateBlock> state,
                                              StateCopies* copies) {
   shard_ = shard;
@@ -346,7 +346,7 @@ const std::string& CheckpointWriter::Result() {
   return *result_;
 }
 
-/// Of the one before, when the training goes on.
+/// Warns of the checkpoint before, when the training goes on.
 void CheckpointWriter::Warn() {
   if (peers_.process() != 0 || !result_ || !Failed(*result_) || std::exchange(warned_, true)) {
     return;

@@ -26,7 +26,7 @@ class Peers {
   virtual int processes() const = 0;
   /// Everybody's bytes, by process, for process 0; the others get nothing.
   virtual std::vector<std::string> Gather(std::string_view bytes) = 0;
-  /// Those of process 0, for all.
+  /// Sends the bytes of process 0 to all.
   virtual std::string Broadcast(std::string_view bytes) = 0;
   /// This process has done something that its watch should know of.
   virtual void Move() {}
@@ -44,7 +44,7 @@ class Snapshot {
 
   int shard() const { return shard_; }
   std::span<const std::byte> bytes() const { return {pages_.get(), size_}; }
-  /// What is in the shard, by the bytes of a step.
+  /// Content of the shard, by the bytes of a step.
   std::string Note(int step) const;
 
  private:
@@ -84,20 +84,20 @@ std::string WriteShard(const std::string& folder, int step, const Snapshot& snap
 std::string CommitCheckpoint(const std::string& directory, const CheckpointHead& head,
                              std::span<const std::string> notes, int keep);
 
-/// Work beside the training, in a thread of its own at low priority. What it uses must be its own:
+/// Work beside the training, in a thread of its own at low priority. Its memory must be its own:
 /// nobody waits for it when the process has to end.
 class Background {
  public:
   /// Called with something to tell that it gets on. Returns what Wait does, or throws.
   using Work = std::function<std::string(const std::function<void()>& moves)>;
 
-  /// Nothing is running.
+  /// Starts work while none is running.
   void Start(Work work);
   /// Between Start and Wait.
   bool started() const { return result_.valid(); }
   /// Ready, or not; deferred where the system has no room for a thread: then Wait works.
   bool Is(std::future_status status) const;
-  /// What the work has returned, or "!" and what it threw.
+  /// Returns the result of the work, or "!" and the text of its exception.
   std::string Wait(Peers& peers);
 
  private:
@@ -113,7 +113,7 @@ class CheckpointWriter {
   /// outlive it, is of a state in the memory of devices; null: it is the host's.
   CheckpointWriter(std::string directory, int keep, Peers& peers,
                    std::function<void(const std::string&)> warn, StateCopies* copies = nullptr);
-  /// Of a process on its own: waits for the checkpoint under way, if its state is copied.
+  /// A process on its own waits for the checkpoint under way, if its state is copied.
   ~CheckpointWriter();
 
   /// Takes memory for the state.

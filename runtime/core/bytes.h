@@ -28,7 +28,7 @@ class ByteWriter {
     bytes_.append(text);
     return *this;
   }
-  /// What each block has, by its name.
+  /// Content of each block, by its name.
   template <typename T>
   ByteWriter& PutByName(const std::map<std::string, T>& values) {
     Put(uint64_t{values.size()});

@@ -21,7 +21,7 @@ struct CopyTimes {
   Clock::time_point start{}, end{};
 };
 
-/// What the instructions of one rank do, on some device. It keeps what one instruction leaves for
+/// Work of the instructions of one rank, on some device. It keeps what one instruction leaves for
 /// another: activations and gradients between stages, stashes between F, B and W. Stages that are
 /// neighbours on the same rank hand over without a message. Used by one thread at a time.
 class Backend {
@@ -37,8 +37,8 @@ class Backend {
   virtual std::span<std::byte> Outgoing(const Instruction& send) = 0;
   /// The message has left.
   virtual void Sent(const Instruction& send) = 0;
-  /// Where a RECV puts its bytes. The caller sees to it that they are there before an instruction
-  /// that consumes them runs.
+  /// Memory into which a RECV puts its bytes. The caller sees to it that they are there before an
+  /// instruction that consumes them runs.
   virtual std::span<std::byte> Incoming(const Instruction& receive) = 0;
   /// The gradients of a stage, for REDUCE to sum in place: those that every copy of the stage has,
   /// over replicas, members of the expert group and holders.
@@ -114,7 +114,8 @@ class Executor {
     size_t offloads = 0, reloads = 0;
   };
 
-  // By instruction: the messages that it waits for, its own transfer if it is one, and when it ran.
+  // Needs by instruction: the messages that it waits for, its own transfer if it is one, and when
+  // it ran.
   std::vector<std::vector<size_t>> needs_;
   std::vector<CopiesBefore> copies_;  // likewise; empty where nothing is offloaded
   struct OffloadPlace {

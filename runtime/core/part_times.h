@@ -14,7 +14,7 @@ namespace contraflow {
 /// embedding or the head.
 struct ModelPart {
   static constexpr int kEmbedding = -1;
-  /// Of the whole model: kEmbedding, 0.., and one behind the last layer for the head.
+  /// Layer of the whole model: kEmbedding, 0.., and one after the last layer for the head.
   int layer;
   Op op;
 
@@ -31,12 +31,24 @@ class PartTimes {
   /// Something that consists of parts begins.
   void Begin() { begun_ = Clock::now(); }
   /// A part ends, which began with the end of the one before, or with Begin.
-  void End(ModelPart part);
+  void End(ModelPart part) {
+    const Clock::time_point now = Clock::now();
+    Times& times = times_[part];
+    const size_t at = times.seen++ % kMostTimes;
+    if (at == times.newest.size()) times.newest.emplace_back();
+    times.newest[at] = Nanoseconds(now - begun_);
+    // The time taken by this belongs to no part.
+    begun_ = Clock::now();
+  }
   /// Forgets all times.
   void Clear() { times_.clear(); }
 
   /// In nanoseconds; of each part the newest times, in no order.
-  std::map<ModelPart, std::vector<Time>> times() const;
+  std::map<ModelPart, std::vector<Time>> times() const {
+    std::map<ModelPart, std::vector<Time>> newest;
+    for (const auto& [part, times] : times_) newest[part] = times.newest;
+    return newest;
+  }
 
  private:
   struct Times {

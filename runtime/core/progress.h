@@ -7,8 +7,8 @@
 
 namespace contraflow {
 
-/// What one rank is doing, published by the thread that does it for a watchdog to read: no lock,
-/// and nothing waits. A reader sees each field as it was a moment ago, not all of one instant.
+/// State of one rank, published by the thread that runs it for a watchdog to read: no lock, and no
+/// wait. A reader sees each field as it was a moment ago, not all of one instant.
 class Progress {
  public:
   /// `index` is an instruction of the rank's program, or kStart or kEnd.

@@ -27,7 +27,7 @@ class RankOrder {
   int ProcessOf(Device device) const;
 
  private:
-  // By place in the order: which dimension (0 ep, 1 dp, 2 pp), and how many it has.
+  // Dimension at each place in the order (0 ep, 1 dp, 2 pp), and how many it has.
   int dimension_[3], size_[3];
 };
 

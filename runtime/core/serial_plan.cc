@@ -39,16 +39,8 @@ Program WithComponents(const ComponentWalk& walk, const Program& chunks) {
 }  // namespace
 
 Plan SerialPlan(const Plan& plan) {
-  Plan serial;
-  serial.schedule = plan.schedule;
+  Plan serial = FrameOf(plan);
   serial.level = Level::kComm;
-  serial.ranks = plan.ranks;
-  serial.stages = plan.stages;
-  serial.microbatches = plan.microbatches;
-  serial.data_parallel = plan.data_parallel;
-  serial.expert_parallel = plan.expert_parallel;
-  serial.routes = plan.routes;
-  serial.programs.resize(plan.programs.size());
   const std::vector<int> route_of = RouteOfMicrobatch(plan);
   const SerialOrder order(plan);
   for (const SerialOrder::Pass& pass : order.passes()) {

@@ -27,7 +27,7 @@ struct Transfer {
   Transfer* next = nullptr;          ///< the transport's own
 };
 
-/// What a transfer carries: two instructions belong together if and only if their tags are equal.
+/// Content of a transfer: two instructions belong together if and only if their tags are equal.
 struct Tag {
   bool forward;  ///< an activation, not a gradient
   int producer;  ///< the stage that made it

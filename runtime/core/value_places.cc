@@ -19,7 +19,7 @@ bool IsScratch(Value value) {
   return value == Value::dcombined || value == Value::ddispatched || value == Value::attention_work;
 }
 
-/// What a part that runs again makes for one that does not, which has had it.
+/// True for values that a part that runs again makes for one that does not, which has had them.
 bool IsSent(Value value) { return value == Value::dispatched || value == Value::expert_out; }
 
 bool IsMessage(Value value) {

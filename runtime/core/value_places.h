@@ -15,15 +15,13 @@
 
 namespace contraflow {
 
-/// Where the values lie that the instructions of one rank touch, and when they
-/// begin and end. The same in every step, so it is found before the first.
-/// Below level buffer values are packed in the order of the program: where one
-/// has ended the next of its kind may lie, but for what is sent, as nothing
-/// says when that has left.
+/// Places of the values that the instructions of one rank touch, and when they begin and end. The
+/// same in every step, so it is found before the first. Below level buffer values are packed in the
+/// order of the program: where one has ended the next of its kind may lie, but for what is sent, as
+/// nothing says when that has left.
 class ValuePlaces {
  public:
-  /// Where a value lies, from its making to its last use. Components and
-  /// messages count from 0.
+  /// Place of a value, from its making to its last use. Components and messages count from 0.
   struct Place {
     Value value;
     size_t first, last;
@@ -59,7 +57,7 @@ class ValuePlaces {
               bool lanes);
   ValuePlaces(const ValuePlaces&) = delete;
 
-  /// Of a component or message of the rank.
+  /// Uses of a component or message of the rank.
   const std::vector<Use>& Of(const Instruction& i) const;
   /// Bytes that each arena needs.
   const std::array<int64_t, kArenaCount>& arena_bytes() const { return arena_bytes_; }

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "compiler/plan/access.h"
@@ -11,14 +12,26 @@
 
 namespace contraflow {
 
-/// What the instructions of a plan come down to: the components of its chunks, where it has chunks,
-/// and the values that components and messages touch, layer by layer.
+/// Components of the chunks of a plan, where it has chunks, and the values that components and
+/// messages touch, layer by layer.
 class ComponentWalk {
  public:
-  /// Of the stages of a model that have so many layers each (LayersOfStages); the plan must outlive
-  /// this. `model` is its name, for messages. Throws Error if the plan recomputes more layers.
-  ComponentWalk(const Plan& plan, std::vector<int> layers, const std::string& model);
-  /// Of opaque stages: a chunk is one component.
+  /// For the stages of a model that have so many layers each (LayersOfStages); the plan must
+  /// outlive this. `model` is its name, for messages. Throws Error if the plan recomputes more
+  /// layers.
+  ComponentWalk(const Plan& plan, std::vector<int> layers, const std::string& model)
+      : layers_(std::move(layers)), accesses_(plan, layers_) {
+    const RecomputedCells recomputed(plan);
+    for (int s = 0; s < plan.stages; ++s) {
+      const RecomputeExtent extent = recomputed.extent(s);
+      if (extent.layers <= LayersOf(s)) continue;
+      const std::string layers_of = std::to_string(LayersOf(s));
+      throw Error("the plan recomputes " + ToString(extent) + " of stage " + std::to_string(s) +
+                  ", which has " + layers_of + " in model \"" + model +
+                  "\"; compile it with `recompute` layers=" + layers_of + " or less, or full");
+    }
+  }
+  /// For opaque stages: a chunk is one component.
   explicit ComponentWalk(const Plan& plan) : accesses_(plan) {}
 
   /// Calls visit(component) for all that a compute instruction of the plan does, in the order in
@@ -56,14 +69,13 @@ class ComponentWalk {
  private:
   int LayersOf(int stage) const { return layers_[static_cast<size_t>(stage)]; }
 
-  // By stage; those of a plan of chunks need not be equally many. Empty: opaque stages.
+  // Layers by stage; those of a plan of chunks need not be equally many. Empty: opaque stages.
   const std::vector<int> layers_;
   const Accesses accesses_;
 };
 
-/// What a value is to the layer of a component, to the chunk, or to the message, that touches it:
-/// what is handed to a neighbouring layer, that one's input or output gradient, is this one's
-/// output or input gradient.
+/// Role of a value for the layer of a component, for the chunk, or for the message, that touches
+/// it: the input or output gradient of a neighbouring layer is this one's output or input gradient.
 inline Value SeenFrom(const Instruction& i, const Access& access) {
   const bool input = access.value == Value::input;
   if (IsMessage(i.op) || !(input || access.value == Value::doutput)) return access.value;

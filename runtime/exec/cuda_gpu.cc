@@ -87,7 +87,7 @@ struct CudaPartitions::Driver {
   /// How many partitions of so many SMs there can be.
   unsigned Possible(const CUdevResource& all, unsigned sms_each) const {
     unsigned groups = 0;
-    // What cannot be split so at all is an error of the call.
+    // A device that cannot be split so at all is an error of the call.
     if (split(nullptr, &groups, &all, nullptr, 0, sms_each) != CUDA_SUCCESS) return 0;
     return groups;
   }

@@ -11,7 +11,7 @@
 namespace contraflow {
 namespace {
 
-// Of 132 SMs a link takes 2 CTAs and an exchange among experts 16; with two links that leaves 112
+// On 132 SMs a link takes 2 CTAs and an exchange among experts 16; with two links that leaves 112
 // to compute, the shares that DeepSeek trained with. A sum takes 4 more; with nothing beside it, as
 // many as an exchange. Smaller partitions are divided in the same proportion. NCCL takes powers of
 // two.

@@ -12,7 +12,8 @@
 
 namespace contraflow {
 
-/// What can be recorded in one stream and waited for in another. Owned by the Gpu that made it.
+/// Point that can be recorded in one stream and waited for in another. Owned by the Gpu that made
+/// it.
 struct GpuEvent;
 /// The work of many streams, captured once and replayed as a whole. Owned by the Gpu.
 struct GpuGraph;
@@ -53,7 +54,7 @@ class Gpu {
   /// The event now stands for all that was given to the stream so far. Waiting for an event that
   /// has not been recorded since the program began, or since the capture began, is an error.
   virtual void Record(GpuEvent* event, gpu::Stream stream) = 0;
-  /// What is given to the stream from now on begins once the event's work is done.
+  /// Work given to the stream from now on begins once the event's work is done.
   virtual void Wait(gpu::Stream stream, GpuEvent* event) = 0;
   /// In a capture: each time it is replayed, the stream waits for the event as it was recorded last
   /// before, outside of the capture.
@@ -84,15 +85,15 @@ class Gpu {
 /// Gives device memory as Gpu::Allocate does, or more of it.
 using AllocateMemory = std::function<std::span<std::byte>(size_t bytes)>;
 
-/// What a device does while it computes.
+/// Other work of a device while it computes.
 struct SmUse {
   int links = 0;         ///< to and from other ranks that can be in flight at once
   bool experts = false;  ///< exchanges in an expert group
   bool sums = false;     ///< REDUCE of one stage while another computes
 };
-/// Of the busiest rank, with a link for each of its directed edges. Copies between virtual ranks
-/// end soon, and NCCL's kernels hold their CTAs while they wait, but both leave the same SMs to
-/// compute, as the bits of matrix products depend on their number.
+/// Use of the busiest rank, with a link for each of its directed edges. Copies between virtual
+/// ranks end soon, and NCCL's kernels hold their CTAs while they wait, but both leave the same SMs
+/// to compute, as the bits of matrix products depend on their number.
 SmUse UseOf(const Plan& plan);
 
 /// How the SMs of a GPU are shared: between the devices of a plan that it stands for (a green

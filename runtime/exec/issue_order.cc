@@ -59,8 +59,8 @@ class ProgramOrder {
   }
 
  private:
-  /// Where a rank is: at instructions [begin, end), several if they are posted together, of which
-  /// `left` have not met their partners.
+  /// Position of a rank: at instructions [begin, end), several if they are posted together, of
+  /// which `left` have not met their partners.
   struct State {
     uint32_t begin = 0, end = 0, left = 0;
   };
@@ -68,7 +68,7 @@ class ProgramOrder {
   const Instruction& Of(At at) const { return plan_.program(at.rank)[at.index]; }
   At& PartnerOf(At at) { return partners_[static_cast<size_t>(at.rank)][at.index]; }
   State& StateOf(int32_t rank) { return states_[static_cast<size_t>(rank)]; }
-  /// Those who take part in the REDUCE of a stage.
+  /// Participants in the REDUCE of a stage.
   std::vector<At>& HoldersOf(int32_t stage) { return reduces_[static_cast<size_t>(stage)]; }
   /// The rank has come to the instruction, or is past it.
   bool Arrived(At at) { return at.index < StateOf(at.rank).end; }
@@ -190,8 +190,7 @@ class ProgramOrder {
     }
   }
 
-  /// What one rank waits for, where there is nothing that could go on: where it is, and where the
-  /// other will be.
+  /// The wait of one rank, where no rank can go on: where it is, and where the other will be.
   std::pair<At, At> Wait(int32_t rank) {
     const State& state = StateOf(rank);
     for (uint32_t index = state.begin; index < state.end; ++index) {

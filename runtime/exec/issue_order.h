@@ -25,20 +25,20 @@ struct IssuePlace {
 /// for what was not issued before. Its points are single instructions, and meetings: a SEND with
 /// its RECV, a REDUCE of all that hold the stage, an all-to-all component of all members. The order
 /// of every program is kept, but for messages of one group, which may come in any order, one right
-/// behind the other as far as the program is concerned. What it is depends on the plan alone: ranks
+/// behind the other as far as the program is concerned. The order depends on the plan alone: ranks
 /// take turns, one instruction each, where they have to wait for nobody.
 class IssueOrder {
  public:
-  /// Of these devices of the plan, all of them or some; those of one rank alone come in program
-  /// order. Throws Error, naming the instructions, if the plan has a message or a reduction that
-  /// not all its ranks take part in, or a circle of them that wait for each other. Time and memory
-  /// are linear in the plan, and in the points times their devices.
+  /// Order of these devices of the plan, all of them or some; those of one rank alone come in
+  /// program order. Throws Error, naming the instructions, if the plan has a message or a reduction
+  /// that not all its ranks take part in, or a circle of them that wait for each other. Time and
+  /// memory are linear in the plan, and in the points times their devices.
   IssueOrder(const Plan& plan, std::span<const Device> devices);
 
   /// Number of points.
   size_t size() const { return begins_.size() - 1; }
-  /// Those of the devices that take part, without repeats: of a message the SEND first; else
-  /// replica by replica, member by member, and of a REDUCE in the order of HoldersOfStage.
+  /// Devices that take part, without repeats: of a message the SEND first; else replica by replica,
+  /// member by member, and of a REDUCE in the order of HoldersOfStage.
   std::span<const IssuePlace> operator[](size_t point) const {
     return std::span(places_).subspan(begins_[point], begins_[point + 1] - begins_[point]);
   }
@@ -64,12 +64,12 @@ class GpuLanes {
   /// lanes. Throws Error if an instruction waits for one that is not issued before it.
   GpuLanes(const Plan& plan, Device device, Gpu& gpu, int partition, int sms);
 
-  /// By lane.
+  /// Streams by lane.
   const std::vector<gpu::Stream>& streams() const { return streams_; }
   /// The lane of an instruction.
   size_t LaneAt(size_t index) const { return lanes_[index]; }
   gpu::Stream StreamAt(size_t index) const { return streams_[LaneAt(index)]; }
-  /// What stands for the end of an instruction that another lane waits for; null: none does.
+  /// The end of an instruction that another lane waits for; null: none does.
   GpuEvent* EventAt(size_t index) const { return events_[index]; }
   /// The instructions on other lanes that an instruction waits for; each has an event.
   std::span<const int32_t> WaitsAt(size_t index) const {

@@ -224,7 +224,7 @@ void GpuIssuer::Join() {
   if (numbers_ != nullptr) Guard();
 }
 
-/// What comes next in the origin is behind the compute lanes of all devices.
+/// The work that comes next in the origin follows the compute lanes of all devices.
 void GpuIssuer::AwaitAll() {
   for (size_t d = 0; d < devices_.size(); ++d) {
     gpu_.Record(ends_[d][GpuLanes::kCompute], devices_[d].lanes->streams()[GpuLanes::kCompute]);

@@ -42,7 +42,7 @@ struct IssuedDevice {
 /// can be captured as one graph. Allocates nothing once the first step was issued.
 class GpuIssuer {
  public:
-  /// What is passed must outlive it; the devices are distinct. `waiting` is called again and again
+  /// All arguments must outlive it; the devices are distinct. `waiting` is called again and again
   /// while the host waits for the GPU, and may throw to give up; empty: nothing is. Throws Error if
   /// the plan is unsound (IssueOrder).
   GpuIssuer(const Plan& plan, std::vector<IssuedDevice> devices, Gpu& gpu, GpuLinks& links,
@@ -54,7 +54,7 @@ class GpuIssuer {
   /// first that is stamped captures one, and the first that is not. An error names the instruction
   /// that was issued when it came; after one the issuer is good for nothing but its destruction.
   void Step(int step);
-  /// As of Run. True with graphs, of steps without stamps, where the devices guard their updates:
+  /// Like Run's. True with graphs, of steps without stamps, where the devices guard their updates:
   /// then Step(step - 1) also gives `step` to the GPU, before it waits.
   bool BeginAhead(int step);
   /// Whether the step that comes next was begun so.
@@ -125,8 +125,8 @@ class GpuIssuer {
   std::vector<std::vector<Pace>> paces_;      // by device and lane
   std::vector<Participant> participants_;     // of the point at hand
   std::array<GpuGraph*, 2> graphs_{};         // without stamps, with
-  // What updates depend on: the numbers of all devices, [devices x numbers], and what comes of
-  // them, also on the host, by turns. Null where nothing holds updates back.
+  // Condition of updates: the numbers of all devices, [devices x numbers], and what comes of them,
+  // also on the host, by turns. Null where nothing holds updates back.
   const GpuBackend::UpdateGuard guard_;
   double* numbers_ = nullptr;
   gpu::Clip* clip_ = nullptr;

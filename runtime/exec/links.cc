@@ -81,7 +81,7 @@ void VirtualLinks::Exchange(std::span<const Participant> members) {
     const gpu::Stream stream = members[m].stream;
     Pull(stream, parts_[m], peers, static_cast<int>(m), ExpertCtas(stream));
   }
-  // What others read of a member stays as it is until they have.
+  // A member's memory that others read stays as it is until they have.
   Join(members);
 }
 
@@ -123,7 +123,7 @@ void VirtualLinks::SumOver(std::span<const Participant> holders, int member) {
   }
 }
 
-/// What follows on each of the streams is behind what all of them have been given so far.
+/// Work that follows on each of the streams comes after all that they have been given so far.
 void VirtualLinks::Join(std::span<const Participant> participants) {
   if (participants.size() == 1) return;
   for (const Participant& p : participants) gpu_.Record(events_.at(p.stream.handle), p.stream);
@@ -134,7 +134,7 @@ void VirtualLinks::Join(std::span<const Participant> participants) {
   }
 }
 
-/// Where a device has its experts to itself, nothing computes beside its exchanges that they would
+/// If a device has its experts to itself, nothing computes beside its exchanges that they would
 /// have to leave room for.
 int VirtualLinks::ExpertCtas(gpu::Stream stream) const {
   return budget_.expert_ctas > 0 ? budget_.expert_ctas : stream.sms;

@@ -18,9 +18,9 @@
 
 namespace contraflow {
 
-/// What one member of an expert group has to do with an all-to-all component: what it shows to the
-/// others, and where it pulls their rows. In a group of one both ends of `peer` may be one place:
-/// the rows are there already.
+/// Part of one member of an expert group in an all-to-all component: what it shows to the others,
+/// and where it pulls their rows. In a group of one both ends of `peer` may be one place: the rows
+/// are there already.
 struct ExchangePart {
   gpu::ExchangePeer peer;
   bool to_experts;           ///< DISPATCH_F, COMBINE_B; else COMBINE_F, DISPATCH_B
@@ -34,11 +34,11 @@ struct ExchangePart {
 void Pull(gpu::Stream stream, const ExchangePart& part, const gpu::ExchangePeers& peers, int self,
           int ctas);
 
-/// What the instructions of one device are on a GPU: work that is given to a stream, and the memory
-/// that messages and exchanges move. Everything but Upload, Download and Results may be captured
-/// once and replayed for every step, so nothing in it depends on the step, waits, or allocates.
-/// Used by the issuing thread. A step may be given to the GPU before the one ahead of it is done,
-/// but never before the one ahead of that is.
+/// Instructions of one device on a GPU: work that is given to a stream, and the memory that
+/// messages and exchanges move. Everything but Upload, Download and Results may be captured once
+/// and replayed for every step, so nothing in it depends on the step, waits, or allocates. Used by
+/// the issuing thread. A step may be given to the GPU before the one ahead of it is done, but never
+/// before the one ahead of that is.
 class GpuBackend {
  public:
   virtual ~GpuBackend() = default;
@@ -53,10 +53,9 @@ class GpuBackend {
   virtual void BeginStep(gpu::Stream stream) = 0;
   /// ATTN_F, MLP_F, ATTN_B, MLP_B, ATTN_W or MLP_W; ATTN_R, MLP_R. Or a chunk of opaque stages.
   virtual void Compute(const Instruction& work, gpu::Stream stream) = 0;
-  /// What an all-to-all component does on this device before its exchange (COMBINE_B: the gradient
-  /// of combine, and of the head; DISPATCH_F in a group of one: the rows), and behind it
-  /// (COMBINE_F: combine, head and loss; DISPATCH_B: the gradient of the gather). Nothing for the
-  /// others.
+  /// Work of an all-to-all component on this device before its exchange (COMBINE_B: the gradient of
+  /// combine, and of the head; DISPATCH_F in a group of one: the rows), and after it (COMBINE_F:
+  /// combine, head and loss; DISPATCH_B: the gradient of dispatch). Nothing for the others.
   virtual void BeforeExchange(const Instruction& component, gpu::Stream stream) = 0;
   virtual void AfterExchange(const Instruction& component, gpu::Stream stream) = 0;
   virtual ExchangePart Exchange(const Instruction& component) = 0;
@@ -69,7 +68,7 @@ class GpuBackend {
   virtual std::span<float> ExpertGradients(int stage) = 0;
   /// STEP. Where the norm of all gradients is limited it only adds up the squares of the stage's.
   virtual void OptimizerStep(int stage, gpu::Stream stream) = 0;
-  /// What updates depend on that all devices do.
+  /// Condition of the updates that all devices do.
   struct UpdateGuard {
     float limit = 0;  ///< to the norm of all gradients; 0: none
     /// Numbers of which that norm comes, one for each block of the model where there is a limit,
@@ -84,18 +83,17 @@ class GpuBackend {
   /// Behind all lanes: the note becomes NaN if something of the step is not finite or rows
   /// overflowed, else 0.
   virtual void NoteFailure(gpu::Stream /*stream*/) {}
-  /// Where there is a limit, behind the notes of all devices: clips the gradients, and updates
-  /// every stage.
+  /// With a limit, after the notes of all devices: clips the gradients, and updates every stage.
   virtual void ClippedStep(gpu::Stream /*stream*/) {}
   /// Gives the losses and counts of the step to the stream for the host to read. Not captured.
   virtual void Download(int step, gpu::Stream stream) = 0;
-  /// Those, once the stream has come so far; spans are empty. Throws Error if rows overflowed or
-  /// something is not finite.
+  /// Returns those, once the stream has come so far; spans are empty. Throws Error if rows
+  /// overflowed or something is not finite.
   virtual DeviceStep Results(int step) = 0;
 };
 
-/// One device of this process in a rendezvous: what it issues, and on which of its streams. What
-/// the instruction waits for on its own device has been waited for on that stream.
+/// One device of this process in a rendezvous: what it issues, and on which of its streams. The
+/// waits of the instruction on its own device are over on that stream.
 struct Participant {
   Device device;
   const Instruction* instruction;
@@ -130,6 +128,8 @@ class GpuLinks {
   virtual void Poll() {}
   /// Gives up what is under way, so that nothing waits for ever; from any thread.
   virtual void Abort() {}
+  /// The orderly end, after the last step and once the device is done; all processes.
+  virtual void Close() {}
 };
 
 /// Joins devices that share one GPU, or at least its address space: messages are copies out of the

@@ -13,6 +13,7 @@
 #include "runtime/core/progress.h"
 #include "runtime/core/transport.h"
 #include "runtime/exec/gpu.h"
+#include "runtime/exec/issue_order.h"
 
 namespace contraflow {
 
@@ -35,7 +36,7 @@ class StepStamps {
   void Peek(gpu::Stream side, uint64_t* host) const;
   size_t bytes() const { return 2 * size_ * sizeof(uint64_t); }
 
-  /// Those downloaded, in nanoseconds of the GPU's clock.
+  /// Stamps downloaded, in nanoseconds of the GPU's clock.
   uint64_t begin(size_t index) const { return host_[2 * index]; }
   uint64_t end(size_t index) const { return host_[2 * index + 1]; }
   size_t size() const { return size_; }
@@ -51,71 +52,85 @@ struct GpuHang : Error {
   using Error::Error;
 };
 
-/// Notices when a GPU that is several devices of a plan stands still in a step.
-class HangWatch {
+/// Looks at the stamps of devices on one GPU while the host waits for a step there.
+class GpuWatch {
  public:
   struct Watched {
     Device device;
     const StepStamps* stamps;  ///< null: nothing is known of a step but how long it takes
   };
 
-  /// What is passed must outlive it; all have stamps or none.
-  HangWatch(const Plan& plan, std::vector<Watched> watched, Gpu& gpu,
-            std::chrono::milliseconds timeout);
+  GpuWatch(const GpuWatch&) = delete;
+  virtual ~GpuWatch() = default;
 
   /// The host gives a step to the GPU, with stamps or without.
-  void Begin(int step, bool stamped);
-  /// Called again and again while it waits; never waits itself. Throws GpuHang with the step and
-  /// the instructions that have begun and not ended, if no stamp has changed for the timeout.
-  void Look();
+  virtual void Begin(int step, bool stamped);
+  /// Called again and again while it waits; never waits itself.
+  virtual void Look() = 0;
+  /// The step is done.
+  virtual void End() {}
+
+ protected:
+  /// All arguments must outlive it; all have stamps or none. `name` is of a stream.
+  GpuWatch(std::vector<Watched> watched, Gpu& gpu, std::chrono::milliseconds interval,
+           const std::string& name);
+
+  /// Copies the stamps once an interval. Returns whether new ones have come.
+  bool Changed(Clock::time_point now);
+  /// The instructions that had begun and not ended, device by device.
+  std::vector<IssuePlace> Running() const;
+
+  const std::vector<Watched> watched_;
+  const std::chrono::milliseconds interval_;
+  bool stamped_ = false;
+  int step_ = 0;
 
  private:
   void Peek();
-  std::string Running() const;
 
-  const Plan& plan_;
-  const std::vector<Watched> watched_;
   Gpu& gpu_;
-  const std::chrono::milliseconds timeout_, interval_;
   gpu::Stream side_{};
   GpuEvent* copied_ = nullptr;
   uint64_t* now_ = nullptr;     // stamps of all devices as they were a moment ago; null without
-  std::vector<uint64_t> last_;  // and as they were before they changed last
+  std::vector<uint64_t> last_;  // and as they came last
   bool copying_ = false;
-  bool stamped_ = false;
-  int step_ = 0;
-  Clock::time_point looked_, next_;  // when it looked last, and when to copy stamps again
-  Clock::duration still_{};          // how long nothing has changed
+  Clock::time_point next_;  // when to copy stamps again
+};
+
+/// Notices when a GPU that is several devices of a plan stands still in a step.
+class HangWatch : public GpuWatch {
+ public:
+  HangWatch(const Plan& plan, std::vector<Watched> watched, Gpu& gpu,
+            std::chrono::milliseconds timeout);
+
+  void Begin(int step, bool stamped) override;
+  /// Throws GpuHang with the step and the instructions that have begun and not ended, if no stamp
+  /// has changed for the timeout.
+  void Look() override;
+
+ private:
+  std::string Names() const;
+
+  const Plan& plan_;
+  const std::chrono::milliseconds timeout_;
+  Clock::time_point looked_;  // when it looked last
+  Clock::duration still_{};   // how long nothing has changed
 };
 
 /// Publishes where a GPU is that the host has waited for suspiciously long: at the first
 /// instruction, in program order, that has begun and not ended. A GPU that is on its way is left
 /// alone.
-class StepWatch {
+class StepWatch : public GpuWatch {
  public:
-  /// `stamps` of the program; null: nothing is known of a step but its number. What is passed must
-  /// outlive it.
-  StepWatch(Gpu& gpu, const StepStamps* stamps, Progress& progress);
+  StepWatch(const Watched& watched, Gpu& gpu, Progress& progress);
 
-  /// The host gives a step to the GPU, with stamps or without.
-  void Begin(int step, bool stamped);
-  /// Called again and again while it waits; never waits itself.
-  void Look();
+  void Begin(int step, bool stamped) override;
+  void Look() override;
+  void End() override { progress_.Enter(step_, Progress::kEnd); }
 
  private:
-  int64_t Reached() const;
-
-  Gpu& gpu_;
-  const StepStamps* const stamps_;
   Progress& progress_;
-  gpu::Stream side_{};
-  GpuEvent* copied_ = nullptr;
-  uint64_t* now_ = nullptr;  // stamps as they were a moment ago
-  bool copying_ = false;
-  bool stamped_ = false;
-  int step_ = 0;
   int64_t published_ = Progress::kStart;
-  Clock::time_point next_;  // when to look again
 };
 
 }  // namespace contraflow

@@ -107,7 +107,7 @@ class HostComparer {
     }
   }
 
-  /// Of all stages that were compared.
+  /// Gradient of all stages that were compared.
   void WholeGradient() {
     found_->gradient = whole_.value();
     Demand("the whole gradient", found_->gradient, bound_);
@@ -146,7 +146,8 @@ class HostComparer {
   RelativeError whole_;
 };
 
-/// What matrix products of the GPU multiply by: its gains stay in fp32, the other weights do not.
+/// Copies the weights that matrix products of the GPU multiply by: its gains stay in fp32, the
+/// other weights do not.
 void CopyWeights(const HeldStage& part, Stage* host) {
   for (const auto& [here, there] : BlocksOf(part, host)) {
     const bool gain = here.name.ends_with("norm");

@@ -64,13 +64,4 @@ ExchangePart GpuCustomDevice::Exchange(const Instruction& component) {
   throw InternalError(ToString(component) + ": custom stages have no exchanges");
 }
 
-std::span<const std::byte> GpuReader::Read(const void* at, size_t bytes,
-                                           std::vector<std::byte>* room) {
-  if (!stream_) stream_ = gpu_.NewStream(0, Priority::kNormal, "check");
-  room->resize(bytes);
-  gpu_.CopyToHost(*stream_, room->data(), at, bytes);
-  gpu_.Synchronize();
-  return *room;
-}
-
 }  // namespace contraflow

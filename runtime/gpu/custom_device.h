@@ -1,9 +1,7 @@
 #pragma once
 
 #include <cstddef>
-#include <optional>
 #include <span>
-#include <vector>
 
 #include "compiler/plan/plan.h"
 #include "runtime/exec/gpu.h"
@@ -19,7 +17,7 @@ Plan WithLanes(const Plan& plan);
 /// One device of custom stages on a GPU, or on a part of one.
 class GpuCustomDevice : public GpuBackend {
  public:
-  /// What is passed must outlive the device; `setup` is one of its streams, whose kernels have so
+  /// All arguments must outlive the device; `setup` is one of its streams, whose kernels have so
   /// many SMs; `arenas` allocates the arenas. Returns once all is in place; memory without a value
   /// is full of NaN.
   GpuCustomDevice(const CustomStages& stages, Device device, Gpu& gpu, gpu::Stream setup, int sms,
@@ -51,20 +49,6 @@ class GpuCustomDevice : public GpuBackend {
   CustomDevice device_;
   Arenas arenas_;
   std::byte *const losses_, *const host_losses_;  // [micro-batches]
-};
-
-/// Reads what custom stages have on a GPU, behind all work so far.
-class GpuReader {
- public:
-  /// The GPU must outlive it; it is divided when something is read.
-  explicit GpuReader(Gpu& gpu) : gpu_(gpu) {}
-
-  /// As CustomTraining::Read.
-  std::span<const std::byte> Read(const void* at, size_t bytes, std::vector<std::byte>* room);
-
- private:
-  Gpu& gpu_;
-  std::optional<gpu::Stream> stream_;  // once something was read
 };
 
 }  // namespace contraflow

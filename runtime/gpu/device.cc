@@ -51,7 +51,7 @@ std::vector<int> MicrobatchesAt(const Plan& plan, int stage, int rank) {
   return here;
 }
 
-/// What the next stage was sent is not made again.
+/// A value that the next stage was sent is not made again.
 bool Combines(Op op, const GpuViews& v) {
   return op == Op::COMBINE_F || (op == Op::COMBINE_R && v.z != nullptr);
 }
@@ -92,7 +92,7 @@ GpuDevice::GpuDevice(const Plan& plan, const Model& model, const Dataset& datase
   }
 }
 
-/// Where the parts lie of all values that an instruction touches.
+/// Places of the parts of all values that an instruction touches.
 void GpuDevice::PlaceValues(const Plan& plan, int rank, const AllocateMemory& allocate) {
   const ComponentWalk walk(plan, LayersOfStages(model_, plan.stages), model_.name);
   const ValuePlaces places(plan, rank, walk, BytesOfGpuValues(shape_), model_.name, "cuda");
@@ -110,8 +110,8 @@ void GpuDevice::PlaceValues(const Plan& plan, int rank, const AllocateMemory& al
   if (Alone()) ShareOnePlace();
 }
 
-/// What an exchange would copy is written where it goes, or read where it is. ATTN_F comes before
-/// the rows have a place, so that DISPATCH_F makes them out of what ATTN_F has kept.
+/// Rows that an exchange would copy are written where they go, or read where they are. ATTN_F comes
+/// before the rows have a place, so that DISPATCH_F makes them out of what ATTN_F has kept.
 void GpuDevice::ShareOnePlace() {
   for (auto& [key, v] : views_) {
     const auto [op, stage, layer, microbatch] = key;
@@ -174,7 +174,7 @@ void GpuDevice::Compute(const Instruction& i, gpu::Stream stream) {
   const GpuViews& v = ViewsOf(i);
   const GpuLane at = LaneOf(i, stream);
   if (Repeated(i.op) == Op::ATTN_F) {
-    // What is dropped again has been counted.
+    // Drops of a forward that runs again have been counted.
     int32_t* const drops = i.op == Op::ATTN_F ? dropped() : nullptr;
     stage.AttentionForward(i.layer, TokensOf(i.microbatch), drops, v, at);
     const Copy& copy = copies_.at(i.stage);
@@ -216,7 +216,7 @@ ExchangePart GpuDevice::Exchange(const Instruction& i) {
   const GpuViews& v = ViewsOf(i);
   const Op op = Repeated(i.op);
   Ends<gpu::Bf16> ends = EndsOf(op, v);
-  // What comes back is kept as it is combined.
+  // Rows that come back are kept as they are combined.
   if (Alone() && (op != Op::COMBINE_F || Combines(i.op, v))) ends.tokens = ends.experts;
   const bool counts = op == Op::DISPATCH_F;
   return {.peer = {v.sent, ends.tokens, v.first, v.received, ends.experts},

@@ -30,7 +30,7 @@ std::vector<gpu::MatmulShape> ProductsOf(const Plan& plan, const Model& model);
 /// stages, its arenas, and where each value lies.
 class GpuDevice : public GpuBackend, public StageHolder {
  public:
-  /// The plan is sound (Verify). What is passed must outlive the device. `setup` is one of its
+  /// The plan is sound (Verify). All arguments must outlive the device. `setup` is one of its
   /// streams; matrix products are chosen for `compute_sms` SMs and by `choices`; `arenas` allocates
   /// the arenas. Returns once all is in place; memory without a value is full of NaN. Throws Error,
   /// with the remedy, if the plan is for another model or kind of device, or the model none for a
@@ -121,14 +121,14 @@ class GpuDevice : public GpuBackend, public StageHolder {
   MicroBatch micro_;
   double* numbers_ = nullptr;         // squares of gradients, by block of the model, and a note
   const gpu::Clip* guard_ = nullptr;  // null: nobody guards updates
-  // What a step is given: tokens, then targets, [micro-batches x T]; AdamWStepSize. And what it
-  // gives: losses [micro-batches], dropped, overflow, and of each stage a note of gradients that
-  // are not finite (GpuStage::NotFinite).
+  // Inputs of a step: tokens, then targets, [micro-batches x T]; AdamWStepSize. And what it gives:
+  // losses [micro-batches], dropped, overflow, and of each stage a note of gradients that are not
+  // finite (GpuStage::NotFinite).
   struct HostInput {
     std::byte* at;
     int step = 0;  // of which it is
   };
-  // Of the step under way and of the next one, by turns.
+  // Inputs of the step under way and of the next one, by turns.
   std::array<HostInput, 2> host_inputs_;
   const std::array<std::byte*, 2> host_outputs_;
   std::byte *const input_, *const output_;

@@ -19,7 +19,7 @@ namespace contraflow {
 /// How each matrix product is computed.
 using MatmulChoices = std::map<gpu::MatmulShape, gpu::MatmulAlgorithm>;
 
-/// Where a choice was made, and holds.
+/// Place where a choice was made, and holds.
 struct MatmulPlace {
   std::string gpu;      ///< name of the GPU
   std::string library;  ///< Matmuls::Library

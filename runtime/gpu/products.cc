@@ -37,7 +37,7 @@ MatmulShape BackwardWeight(const LayerShape& n, int in, int out) {
           .add = true};
 }
 
-/// What any of the kernels but the attention needs; those of a lane run one after the other.
+/// Bytes that any of the kernels but the attention needs; those of a lane run one after the other.
 size_t WorkBytes(const LayerShape& n) {
   return std::max({gpu::Matmuls::kWorkBytes, gpu::SortWork(n.tokens, n.experts, n.top_k),
                    gpu::EmbeddingWork(n.tokens, n.vocabulary),

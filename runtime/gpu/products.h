@@ -36,15 +36,15 @@ Arenas AllocateArenas(const std::array<int64_t, kArenaCount>& bytes, Gpu& gpu, g
 std::vector<gpu::MatmulShape> MatmulsOf(const LayerShape& shape);
 gpu::ExpertsSizes ExpertsOf(const LayerShape& shape);
 
-/// Where a component computes: a stream, and work memory that nothing else uses meanwhile.
+/// Lane of a component: a stream, and work memory that nothing else uses meanwhile.
 struct GpuLane {
   gpu::Stream stream;
   std::byte* work;
 };
 
-/// What the stages of one device share: how its matrix products and its attention are computed, the
-/// angles of the rotary embedding, and work memory for two lanes. All of it is made before the
-/// first step.
+/// Resources that the stages of one device share: how its matrix products and its attention are
+/// computed, the angles of the rotary embedding, and work memory for two lanes. All of it is made
+/// before the first step.
 class GpuProducts {
  public:
   /// Lanes that compute at the same time: compute, all-to-all. Attention is on the first only.

@@ -17,7 +17,7 @@ namespace contraflow {
 /// GPUs must equal it, bit for bit, where matrix products are chosen for the same number of SMs.
 class GpuSerialRun : public Run {
  public:
-  /// As GpuRun, beside a run with this budget (VirtualRanks), by its choices. What is passed but
+  /// Like GpuRun, beside a run with this budget (VirtualRanks), by its choices. All arguments but
   /// the budget must outlive it.
   GpuSerialRun(const Plan& plan, const Model& model, const Dataset& dataset, uint64_t seed,
                Gpu& gpu, const SmBudget& beside, const MatmulChoices& choices = {});
@@ -28,7 +28,7 @@ class GpuSerialRun : public Run {
   /// The experts that the tokens of a micro-batch (MicrobatchPlace) visited in a layer of the model
   /// in the last step, [T x k], on the host.
   const int32_t* ChoiceAt(int layer, size_t place);
-  /// Of all gradients in the last step, before it was limited; 0 where it is not.
+  /// Norm of all gradients in the last step, before it was limited; 0 where it is not.
   double norm() const { return norm_; }
 
  private:

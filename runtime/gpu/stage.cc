@@ -147,7 +147,7 @@ void GpuStage::CombineBackward(int layer, const GpuViews& v, GpuLane at) const {
   if (HasHead(layer)) {
     products_.LinearBackwardInput(at, v.logits, copy_ + layout_.head, n.width, n.vocabulary,
                                   v.dfinal_xn);
-    // Nothing runs past the final norm, so there is no residual gradient to join.
+    // No work runs past the final norm, so there is no residual gradient to join.
     gpu::RmsNormBackwardInput(at.stream, v.z, parameters_ + layout_.final_norm, v.final_rstd,
                               v.dfinal_xn, nullptr, n.tokens, n.width, v.dz);
   }

@@ -17,15 +17,15 @@
 
 namespace contraflow {
 
-/// What the optimizer of BasicStage takes in this step, counted from 1.
+/// Step size of the optimizer of BasicStage in this step, counted from 1.
 gpu::AdamWStepSize StepSizeOf(const Model& model, int step);
 
 /// How many blocks of parameters the model has.
 int BlocksOfModel(const Model& model);
 
-/// As BasicStage, on a GPU: one copy of one stage, with parameters, gradients and moments in fp32,
-/// a block each in the order of ParameterLayout, and a copy of the parameters in bf16, which matrix
-/// products read. Components are given to a stream and use the work memory of its lane; the
+/// Like BasicStage, on a GPU: one copy of one stage, with parameters, gradients and moments in
+/// fp32, a block each in the order of ParameterLayout, and a copy of the parameters in bf16, which
+/// matrix products read. Components are given to a stream and use the work memory of its lane; the
 /// exchanges are not its business. Pointers of the views and of what else is passed are the
 /// device's.
 class GpuStage {

@@ -18,8 +18,8 @@ inline constexpr bool kFillUnused = false;
 inline constexpr bool kFillUnused = true;
 #endif
 
-/// The values of one rank in the host's memory, one allocation for each arena. What holds no value
-/// must not be touched: the address sanitizer tells who does.
+/// The values of one rank in the host's memory, one allocation for each arena. Bytes without a
+/// value must not be touched: the address sanitizer tells who does.
 class HostArenas {
  public:
   using Uses = std::vector<ValuePlaces::Use>;
@@ -33,7 +33,7 @@ class HostArenas {
   std::byte* At(const ValuePlaces::Use& use) {
     return arenas_[static_cast<size_t>(use.place->arena)].data() + use.place->offset;
   }
-  /// Where each arena begins.
+  /// Start of each arena.
   std::array<std::byte*, kArenaCount> data();
   /// Before an instruction, and behind it: what it makes may be touched, what ends with it no more.
   void Enter(const Uses& uses);

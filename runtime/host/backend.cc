@@ -66,8 +66,7 @@ void Exchange::Move(const Instruction& i, const LayerViews<float>& v, bool to_ex
   for (size_t local = 0; local < owned_; ++local) {
     float* row = experts + v.first[local] * width;
     for (size_t m = 0; m < members_; ++m) {
-      // What this device's tokens have with one expert there, and one expert here with that
-      // member's.
+      // Tokens of this device for one expert there, and of that member for one expert here.
       const size_t expert = m * owned_ + local;
       const std::span<float> there(tokens + v.sent[expert] * width,
                                    tokens + v.sent[expert + 1] * width);
@@ -172,7 +171,7 @@ void HostBackend::Do(const Instruction& i, Stage* stage, const LayerViews<float>
     stage->ExpertsForward(layer, v);
   } else if (op == Op::COMBINE_F) {
     exchange_.Run(i, v);
-    // What the next stage was sent is not made again.
+    // A value that the next stage was sent is not made again.
     if (again && v.z == nullptr) return;
     stage->CombineForward(v);
   } else if (op == Op::COMBINE_B) {
@@ -212,7 +211,7 @@ void HostBackend::Do(const Instruction& i, Stage* stage, const LayerViews<float>
   }
 }
 
-/// What begins may lie where something was that is offloaded.
+/// A value that begins may lie where an offloaded one was.
 void HostBackend::EnterValues(const HostArenas::Uses& uses) {
   size_t waits = 0;
   for (const ValuePlaces::Use& use : uses) {

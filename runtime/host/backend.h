@@ -86,7 +86,7 @@ class HostBackend : public Backend, public StageHolder {
   std::span<float> Gradients(int stage) override;
   std::span<float> ExpertGradients(int stage) override;
   /// Like Compute of a loss, throws Error if something is not finite; nothing is updated then.
-  /// Where the model has a limit to the norm of all gradients it only takes notes for ClippedStep.
+  /// If the model has a limit to the norm of all gradients it only takes notes for ClippedStep.
   void OptimizerStep(int stage) override;
 
   /// Behind a step of all devices: clips the gradients, whose norm is given, and updates every
@@ -96,7 +96,7 @@ class HostBackend : public Backend, public StageHolder {
   Stage& StageAt(int stage) override;
   void ReadText(const Dataset* text, int batch) override;
   void Put(int) override {}  // StageAt is the stage itself.
-  /// Of a step that has ended; `squares` are of the stages that have come to their STEP.
+  /// Results of a step that has ended; `squares` are of the stages that have come to their STEP.
   DeviceStep Results(std::vector<Span> spans) const {
     return {losses_, dropped_, squares_, std::move(spans)};
   }
@@ -104,8 +104,6 @@ class HostBackend : public Backend, public StageHolder {
     return places_.arena_bytes();
   }
   PartTimes* MeasureParts() override { return parts_ ? &*parts_ : &parts_.emplace(); }
-  /// What OFFLOAD takes of the host's memory.
-  int64_t host_bytes() const { return host_copies_.bytes(); }
 
  private:
   void Run(const Instruction& component);

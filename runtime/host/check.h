@@ -16,7 +16,7 @@ struct Comparison {
   std::string difference;  ///< the first one: where it is, and both values; "" if there is none
 };
 
-/// What a run without a pipeline gave.
+/// Results of a run without a pipeline.
 struct ExpectedStep {
   std::vector<float> losses;  ///< [replica][member][micro-batch]
   int64_t dropped = 0;

@@ -15,7 +15,7 @@
 
 namespace contraflow {
 
-/// What is offloaded of one rank, in an allocation of its own that stands for the memory of the
+/// Offloaded values of one rank, in an allocation of its own that stands for the memory of the
 /// host, and the two threads that copy there and back, each in the order of the program. Without
 /// OFFLOAD in the plan there are none.
 class HostCopies {
@@ -26,13 +26,10 @@ class HostCopies {
   ~HostCopies();
 
   void BeginStep();
-  /// As Backend has them.
+  /// Like those of Backend.
   void Start(const Instruction& copy, size_t offloads);
   void Await(Op op, size_t count);
   CopyTimes TimesOf(Op op, size_t number) const;
-
-  /// Of the allocation: the most that is there at a time, by the order of the program.
-  int64_t bytes() const { return static_cast<int64_t>(memory_.size()); }
 
  private:
   struct Copy {

@@ -58,8 +58,8 @@ LayerViews<T> WholeModel<T>::Allocate(const LayerShape& shape, std::span<const V
   return views;
 }
 
-// By the tokens' choices alone: expert by expert, of each member by member, token by token, as many
-// as the expert takes of a member.
+// Rows by the tokens' choices alone: expert by expert, of each member by member, token by token, as
+// many as the expert takes of a member.
 template <typename T>
 void WholeModel<T>::Route(const Layer& layer) {
   const LayerViews<T>& to = layer.experts;

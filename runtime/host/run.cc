@@ -10,7 +10,7 @@ namespace contraflow {
 
 namespace {
 
-/// Of every copy of a stage that the process has, stage by stage.
+/// Visits every copy of a stage that the process has, stage by stage.
 template <typename Visit>
 void EachCopy(const Plan& plan, const Run& run, const Visit& visit) {
   const std::vector<std::vector<int>> holders = HoldersOfStage(plan);
@@ -35,31 +35,24 @@ std::vector<StageCopy> CopiesOf(const Plan& plan, Run& run) {
 
 namespace {
 
-/// What of a copy is saved.
-void AddSaved(StageState state, Device device, std::vector<StateBlock>* saved) {
-  const size_t begin = device.member == 0 ? 0 : state.dense;
-  std::move(state.blocks.begin() + static_cast<ptrdiff_t>(begin), state.blocks.end(),
-            std::back_inserter(*saved));
+/// The state that is saved, on the host or, with `in_place`, where it is.
+std::vector<StateBlock> Saved(const Plan& plan, Run& run, bool in_place) {
+  std::vector<StateBlock> saved;
+  EachCopy(plan, run, [&](int s, Device device, bool first) {
+    if (!first || device.replica > 0) return;
+    StageHolder& holder = run.At(device);
+    StageState state = in_place ? holder.StateAt(s) : holder.StageHolder::StateAt(s);
+    const size_t begin = device.member == 0 ? 0 : state.dense;
+    std::move(state.blocks.begin() + static_cast<ptrdiff_t>(begin), state.blocks.end(),
+              std::back_inserter(saved));
+  });
+  return saved;
 }
 
 }  // namespace
 
-std::vector<StateBlock> SavedState(const Plan& plan, Run& run) {
-  std::vector<StateBlock> saved;
-  EachCopy(plan, run, [&](int s, Device device, bool first) {
-    StageHolder& holder = run.At(device);
-    if (first && device.replica == 0) AddSaved(holder.StageHolder::StateAt(s), device, &saved);
-  });
-  return saved;
-}
-
-std::vector<StateBlock> StateToSave(const Plan& plan, Run& run) {
-  std::vector<StateBlock> saved;
-  EachCopy(plan, run, [&](int s, Device device, bool first) {
-    if (first && device.replica == 0) AddSaved(run.At(device).StateAt(s), device, &saved);
-  });
-  return saved;
-}
+std::vector<StateBlock> SavedState(const Plan& plan, Run& run) { return Saved(plan, run, false); }
+std::vector<StateBlock> StateToSave(const Plan& plan, Run& run) { return Saved(plan, run, true); }
 
 std::vector<StateBlock> WholeState(const Plan& plan, Run& run) {
   std::vector<StateBlock> all;
@@ -69,7 +62,7 @@ std::vector<StateBlock> WholeState(const Plan& plan, Run& run) {
   return all;
 }
 
-// Who asked for a stage once more would get it as the device has it.
+// A caller who asked for a stage once more would get it as the device has it.
 void PutState(const Plan& plan, Run& run) {
   EachCopy(plan, run, [&](int s, Device device, bool) { run.At(device).Put(s); });
 }

@@ -52,9 +52,9 @@ struct StageCopy {
 /// Stage by stage.
 std::vector<StageCopy> CopiesOf(const Plan& plan, Run& run);
 
-/// What this process saves of a run: over all processes every block of the model exactly once. Of
-/// the copies of a stage that is the one of replica 0 on its first holder, and of what every member
-/// of an expert group has, member 0's.
+/// State of a run that this process saves: over all processes every block of the model exactly
+/// once. Of the copies of a stage that is the one of replica 0 on its first holder, and of what
+/// every member of an expert group has, member 0's.
 std::vector<StateBlock> SavedState(const Plan& plan, Run& run);
 /// The same where it is (StageHolder::StateAt), for who has copies of the run (NewCopies).
 std::vector<StateBlock> StateToSave(const Plan& plan, Run& run);
@@ -62,7 +62,7 @@ std::vector<StateBlock> StateToSave(const Plan& plan, Run& run);
 /// Everything that this process has of a run, every copy of it.
 std::vector<StateBlock> WholeState(const Plan& plan, Run& run);
 
-/// What was changed there holds from now on.
+/// Makes changes to the state hold from now on.
 void PutState(const Plan& plan, Run& run);
 
 /// The mean loss of the first `batches` steps on a text held out, forward only: the plan is walked

@@ -112,7 +112,7 @@ void BasicStage<T>::HeadBackward(const MicroBatch& micro, T loss_scale,
   CrossEntropyBackwardInput(micro.targets.data(), loss_scale, n.tokens, n.vocabulary, v.logits);
   LinearBackwardInput(v.logits, dense() + layout_.head, n.tokens, n.width, n.vocabulary,
                       v.dfinal_xn);
-  // Nothing runs past the final norm, so there is no residual gradient to join.
+  // No work runs past the final norm, so there is no residual gradient to join.
   std::fill_n(v.dz, static_cast<ptrdiff_t>(n.tokens) * n.width, T{0});
   RmsNormBackwardInput(v.z, dense() + layout_.final_norm, v.final_rstd, v.dfinal_xn, v.dz, n.tokens,
                        n.width, v.dz);

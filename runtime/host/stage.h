@@ -117,7 +117,7 @@ struct StageState {
                  ///< experts
 };
 
-/// What one device of a plan holds while it trains: its copies of stages, and their memory.
+/// Holder of one device of a plan while it trains: its copies of stages, and their memory.
 class StageHolder {
  public:
   virtual ~StageHolder() = default;
@@ -126,10 +126,10 @@ class StageHolder {
   /// every time, valid as long as the holder, and what it says until the next step. Throws Error if
   /// the device holds none.
   virtual Stage& StageAt(int stage) = 0;
-  /// What was changed in StageAt(stage) since holds from now on.
+  /// Makes changes to StageAt(stage) hold from now on.
   virtual void Put(int stage) = 0;
-  /// What StageAt has to keep to go on, where it is: on the host, or in the memory of a device,
-  /// for StateCopies. Valid as long as the holder.
+  /// State that StageAt has to keep to go on, where it is: on the host, or in the memory of a
+  /// device, for StateCopies. Valid as long as the holder.
   virtual StageState StateAt(int stage);
   /// From the next step on it only goes forward, and changes no weights: on micro-batches of batch
   /// number `batch`, 1 or more, of a text held out; null: it trains again. Throws Error if the

@@ -1,6 +1,5 @@
 #include "runtime/launch/door.h"
 
-#include <poll.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -25,7 +24,6 @@ constexpr size_t kReasons = 8;  // that are told apart
 Door::Door(const MeetingPoint& point)
     : point_(point),
       listener_(Listen(point.address)),
-      bell_(NewBell()),
       most_(2 * static_cast<size_t>(point.size) + 64),
       thread_(StartQuietly("those who connect", [this] { Run(); })) {}
 
@@ -34,8 +32,8 @@ Door::~Door() {
     const std::lock_guard lock(mutex_);
     over_ = true;
   }
-  Ring(bell_);
-  thread_.join();  // nobody is let in any more
+  listener_.Shutdown();  // wakes the thread
+  thread_.join();        // nobody is let in any more
   std::unique_lock lock(mutex_);
   for (const Caller& caller : callers_) (void)shutdown(caller.fd, SHUT_RDWR);
   changed_.wait(lock, [&] { return callers_.empty(); });
@@ -67,16 +65,14 @@ void Door::Serve(std::function<std::string()> answer) {
 
 void Door::Run() {
   for (;;) {
-    pollfd polled[2] = {{bell_.fd(), POLLIN, 0}, {listener_.fd(), POLLIN, 0}};
-    const bool room = MakeRoom();
-    // Others wait in the system's queue.
-    poll(polled, room ? 2 : 1, room ? 200 : 20);
     {
       const std::lock_guard lock(mutex_);
       if (over_) return;
     }
-    if (!room || polled[1].revents == 0) continue;
+    // Others wait in the system's queue.
+    if (!MakeRoom()) std::this_thread::sleep_for(milliseconds(20));
     try {
+      if (!AwaitReady(listener_, false, Clock::now() + milliseconds(200))) continue;
       while (MakeRoom()) {
         Socket socket = Accept(listener_);
         if (!socket) break;
@@ -122,17 +118,15 @@ void Door::LetIn(Socket socket) {
 
 /// On a thread of its own.
 void Door::Answer(Callers::iterator caller, Socket socket) {
-  Visitor visitor{Stream(std::move(socket)), {}, caller->from};
+  Visitor visitor{std::move(socket), {}, caller->from};
   std::string reason;
   try {
     Admit(&visitor);
-  } catch (const Stream::Closed&) {
+  } catch (const Socket::Closed&) {
     reason = "left before it had proven anything";
   } catch (const ToldError& error) {
     reason = error.what();
-    std::deque<Stream> streams;
-    streams.push_back(std::move(visitor.stream));
-    Part(std::move(streams), Word::kFailed, reason);
+    Part({&visitor.stream, 1}, Word::kFailed, reason);
   } catch (const Error& error) {
     reason = error.what();
     if (reason == "timed out") reason = "said nothing for 10 s";
@@ -162,10 +156,10 @@ void Door::Answer(Callers::iterator caller, Socket socket) {
 
 /// Hears a caller, and answers where it only asks. Throws the reason to send it away.
 void Door::Admit(Visitor* visitor) {
-  Stream* const stream = &visitor->stream;
+  Socket* const stream = &visitor->stream;
   const Clock::time_point deadline = Clock::now() + kPatience;
   if (point_.user) {
-    const auto user = PeerUser(stream->socket());
+    const auto user = PeerUser(*stream);
     if (user != point_.user) throw Error(Foreign(user));
   }
   visitor->claim = Recognize(stream, point_, deadline);

@@ -20,7 +20,7 @@ class Door {
  public:
   /// A process of the job; its claim fits.
   struct Visitor {
-    Stream stream;
+    Socket stream;
     Claim claim;
     Address from;
   };
@@ -57,7 +57,7 @@ class Door {
   void Answer(Callers::iterator caller, Socket socket);
 
   const MeetingPoint point_;
-  const Socket listener_, bell_;
+  const Socket listener_;
   size_t most_;  // callers at a time
   std::mutex mutex_;
   std::condition_variable changed_;

@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <type_traits>
 #include <utility>
 
 #include "compiler/plan/error.h"
+#include "compiler/plan/text.h"
 #include "runtime/core/seconds.h"
 
 namespace contraflow {
@@ -168,6 +170,26 @@ std::string StandingLines(const ProcessName& name, const std::vector<Standing>& 
     text += line(name(static_cast<int>(p)), standing.position.empty() ? "not heard from yet" : at);
   }
   return text;
+}
+
+std::string FaultBytes(const Fault& fault) {
+  ByteWriter bytes;
+  return bytes.Put(fault.kind)
+      .Put(int32_t{fault.process})
+      .PutText(fault.text.substr(0, kMaxSaid))
+      .Take();
+}
+
+Fault ReadFault(ByteReader* bytes, int size) {
+  Fault fault;
+  const auto kind = bytes->Take<std::underlying_type_t<FaultKind>>();
+  fault.process = bytes->Take<int32_t>();
+  fault.text = PlainText(bytes->TakeText()).substr(0, kMaxSaid);
+  const bool known = kind >= 0 && kind <= static_cast<int>(FaultKind::kJob) && fault.process >= 0 &&
+                     fault.process < size;
+  if (!known) throw Error("tells of a fault there is not");
+  fault.kind = static_cast<FaultKind>(kind);
+  return fault;
 }
 
 bool MayFollow(const std::vector<Fault>& faults, size_t index) {

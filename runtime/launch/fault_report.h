@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "runtime/core/bytes.h"
+
 namespace contraflow {
 
 /// The kind of a reason to stop. kJob is an error of the job, which all processes report alike,
@@ -20,6 +22,14 @@ struct Fault {
 
   bool operator==(const Fault&) const = default;
 };
+
+/// Most bytes of a text of one process that another one hears.
+inline constexpr size_t kMaxSaid = size_t{1} << 14;
+
+/// Turn a fault into bytes for another process, and back. ReadFault throws Error unless it is one
+/// of a job of so many processes. Its text steers no terminal.
+std::string FaultBytes(const Fault& fault);
+Fault ReadFault(ByteReader* bytes, int size);
 
 /// Returns whether a fault may follow from one that has not arrived yet, as signals and errors
 /// about lost peers do. The faults are in the order of their arrival.

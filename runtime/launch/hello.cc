@@ -66,13 +66,13 @@ std::string Foreign(const std::optional<uint32_t>& user) {
          ", and this job has no secret";
 }
 
-void Say(Stream* stream, Word word, std::string_view text, Clock::time_point deadline) {
+void Say(Socket* stream, Word word, std::string_view text, Clock::time_point deadline) {
   const std::string bytes =
       ByteWriter().Put(word).Put(static_cast<uint32_t>(text.size())).Take() + std::string(text);
   stream->WriteAll(std::as_bytes(std::span(bytes)), deadline);
 }
 
-Said Hear(Stream* stream, Clock::time_point deadline) {
+Said Hear(Socket* stream, Clock::time_point deadline) {
   std::array<uint32_t, 2> head{};
   stream->ReadAll(BytesOf(head), deadline);
   if (head[0] > static_cast<uint32_t>(Word::kStatus) || head[1] > kMostSaid) {
@@ -91,20 +91,20 @@ Said Hear(Stream* stream, Clock::time_point deadline) {
   return said;
 }
 
-void Part(std::deque<Stream> streams, Word word, std::string_view text) {
+void Part(std::span<Socket> streams, Word word, std::string_view text) {
   const Clock::time_point deadline = Clock::now() + kFarewell;
-  for (Stream& stream : streams) {
+  for (Socket& stream : streams) {
     try {
       Say(&stream, word, text, Clock::now());
       stream.EndSending();
     } catch (const Error&) {
-      stream = Stream();
+      stream = Socket();
     }
   }
-  for (Stream& stream : streams) {
+  for (Socket& stream : streams) {
     try {
       std::array<std::byte, 4096> piece;
-      while (stream && Clock::now() < deadline && AwaitReady(stream.socket(), false, deadline)) {
+      while (stream && Clock::now() < deadline && AwaitReady(stream, false, deadline)) {
         stream.Read(piece);
       }
     } catch (const Error&) {
@@ -113,9 +113,8 @@ void Part(std::deque<Stream> streams, Word word, std::string_view text) {
   }
 }
 
-Stream Greet(Socket socket, const Claim& claim, const MeetingPoint& point, const std::string& whom,
+Socket Greet(Socket stream, const Claim& claim, const MeetingPoint& point, const std::string& whom,
              Clock::time_point deadline) {
-  Stream stream(std::move(socket));
   Said said;
   try {
     Hello hello;
@@ -135,7 +134,7 @@ Stream Greet(Socket socket, const Claim& claim, const MeetingPoint& point, const
       throw Error("another secret");
     }
     said = Hear(&stream, deadline);
-  } catch (const Stream::Closed&) {
+  } catch (const Socket::Closed&) {
     return {};
   } catch (const Error& error) {
     if (std::string_view(error.what()) == "timed out") {
@@ -149,7 +148,7 @@ Stream Greet(Socket socket, const Claim& claim, const MeetingPoint& point, const
                 "the same secret, or set another MASTER_PORT");
   }
   if (said.word == Word::kFailed) throw ToldError(PlainText(said.text));
-  const auto user = point.user ? PeerUser(stream.socket()) : point.user;
+  const auto user = point.user ? PeerUser(stream) : point.user;
   if (user != point.user) {
     throw Error("what answers as " + whom + " " + Foreign(user) +
                 "; set another MASTER_PORT, or give all processes the same CONTRAFLOW_SECRET");
@@ -160,7 +159,7 @@ Stream Greet(Socket socket, const Claim& claim, const MeetingPoint& point, const
   return stream;
 }
 
-Claim Recognize(Stream* stream, const MeetingPoint& point, Clock::time_point deadline) {
+Claim Recognize(Socket* stream, const MeetingPoint& point, Clock::time_point deadline) {
   Hello hello;
   const std::span<std::byte> bytes = BytesOf(hello);
   stream->ReadAll(bytes.first(kMagic.size()), deadline);

@@ -2,13 +2,13 @@
 
 #include <chrono>
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 
-#include "runtime/launch/stream.h"
+#include "runtime/launch/address.h"
 
 namespace contraflow {
 
@@ -51,12 +51,12 @@ struct Said {
   Word word = Word::kFailed;
   std::string text;
 };
-void Say(Stream* stream, Word word, std::string_view text, Clock::time_point deadline);
-/// Throws Stream::Closed, or Error: what comes is no such frame, or does not come in time.
-Said Hear(Stream* stream, Clock::time_point deadline);
-/// Says it to all of them as far as that goes, and lets the other sides close (for a moment at
-/// most): closing first could destroy what they have not read yet.
-void Part(std::deque<Stream> streams, Word word, std::string_view text);
+void Say(Socket* stream, Word word, std::string_view text, Clock::time_point deadline);
+/// Throws Socket::Closed, or Error: what comes is no such frame, or does not come in time.
+Said Hear(Socket* stream, Clock::time_point deadline);
+/// Says it to all of them as far as that goes, before they are closed, and lets the other sides
+/// close (for a moment at most): closing first could destroy what they have not read yet.
+void Part(std::span<Socket> streams, Word word, std::string_view text);
 
 /// The other side refuses a connection; its own words, which are fit for a terminal.
 struct ToldError : Error {
@@ -66,11 +66,11 @@ struct ToldError : Error {
 /// accepts the claim. `whom` is for messages: "rank 0 at 10.0.0.2:4711". Returns none where the
 /// other side closed before it accepted: another attempt may succeed. Throws ToldError, or Error:
 /// who answers there is none of the job.
-Stream Greet(Socket socket, const Claim& claim, const MeetingPoint& point, const std::string& whom,
+Socket Greet(Socket stream, const Claim& claim, const MeetingPoint& point, const std::string& whom,
              Clock::time_point deadline);
 /// The other side of Greet, without the answer to the claim. Throws Error: the caller has not
 /// proven that it belongs to the job; ToldError: it has, but does not fit, and may be told.
-Claim Recognize(Stream* stream, const MeetingPoint& point, Clock::time_point deadline);
+Claim Recognize(Socket* stream, const MeetingPoint& point, Clock::time_point deadline);
 /// Why a connection of this user is refused where the job has no secret.
 std::string Foreign(const std::optional<uint32_t>& user);
 

@@ -1,7 +1,5 @@
 #include "runtime/launch/link.h"
 
-#include <sys/socket.h>
-
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -24,7 +22,7 @@ void Append(const Frame& frame, std::string_view bytes, std::string* to) {
 
 }  // namespace
 
-Link::Link(int process, Stream stream, Take take)
+Link::Link(int process, Socket stream, Take take)
     : process_(process), stream_(std::move(stream)), take_(std::move(take)) {}
 
 void Link::Put(uint8_t channel, std::string_view bytes) {
@@ -74,11 +72,11 @@ void Link::Write() {
       stream_.EndSending();
       mute_ = true;
     }
-  } catch (const Stream::Closed&) {
+  } catch (const Socket::Closed&) {
     // Its last messages, perhaps its reason, are still to be read; the end comes after them. If it
     // still lives, it learns here that this side is mute.
     mute_ = true;
-    (void)shutdown(fd(), SHUT_WR);
+    stream_.EndSending();
   }
 }
 
@@ -102,7 +100,7 @@ void Link::Read() {
       begin += frame.bytes;
     }
     read_.erase(0, begin);
-  } catch (const Stream::Closed&) {
+  } catch (const Socket::Closed&) {
     Close("its connection closed (it was killed, or its machine is gone)");
   } catch (const Error& error) {
     Close(error.what());
@@ -121,7 +119,7 @@ void Link::Close(const std::string& reason) {
   reason_ = reason;
   // The other side may not know that the connection is lost.
   stream_.Shutdown();
-  stream_ = Stream();
+  stream_ = Socket();
 }
 
 }  // namespace contraflow

@@ -7,7 +7,7 @@
 #include <string>
 #include <string_view>
 
-#include "runtime/launch/stream.h"
+#include "runtime/launch/socket.h"
 
 namespace contraflow {
 
@@ -33,7 +33,7 @@ class Link {
   using Take = std::function<void(int process, uint8_t channel, std::string bytes)>;
 
   /// `process` is at the other end.
-  Link(int process, Stream stream, Take take);
+  Link(int process, Socket stream, Take take);
 
   int process() const { return process_; }
   bool open() const { return static_cast<bool>(stream_); }
@@ -71,7 +71,7 @@ class Link {
   void Hear(const Frame& frame, std::string_view bytes);
 
   const int process_;
-  Stream stream_;
+  Socket stream_;
   const Take take_;
   std::string reason_;
   Clock::time_point heard_ = Clock::now();

@@ -1,20 +1,23 @@
 #include "runtime/launch/link_set.h"
 
+#include <poll.h>
+
 #include <algorithm>
 #include <utility>
 
 #include "compiler/plan/error.h"
 #include "runtime/core/quiet_thread.h"
+#include "runtime/launch/watch.h"
 
 namespace contraflow {
 
-LinkSet::LinkSet(int self, std::vector<Stream> streams)
+LinkSet::LinkSet(int self, std::vector<Socket> streams)
     : self_(self), size_(static_cast<int>(streams.size())), bell_(NewBell()) {
   const auto take = [this](int process, uint8_t channel, std::string bytes) {
-    watcher_->OnTalk(process, channel, std::move(bytes));
+    watch_->OnTalk(process, channel, std::move(bytes));
   };
   for (int p = 0; p < size_; ++p) {
-    Stream& stream = streams[static_cast<size_t>(p)];
+    Socket& stream = streams[static_cast<size_t>(p)];
     CF_ASSERT(static_cast<bool>(stream) == (p != self_ && (p == 0 || self_ == 0)));
     if (stream) links_.emplace_back(p, std::move(stream), take);
   }
@@ -22,8 +25,8 @@ LinkSet::LinkSet(int self, std::vector<Stream> streams)
 
 LinkSet::~LinkSet() { Stop(); }
 
-void LinkSet::Start(Watcher* watcher) {
-  watcher_ = watcher;
+void LinkSet::Start(Watch* watch) {
+  watch_ = watch;
   thread_ = StartQuietly("the connections between processes", [this] { Run(); });
 }
 
@@ -50,25 +53,19 @@ void LinkSet::Flush(Link* link) {
   if (link->writes() || !link->open()) Wake();
 }
 
-/// Fills in the events to wait for. Returns whether bytes are left to be written.
-bool LinkSet::Prepare(std::vector<pollfd>* polled) const {
-  bool writes = false;
-  for (size_t p = 0; p < links_.size(); ++p) {
-    const bool out = links_[p].writes();
-    writes = writes || out;
-    (*polled)[p] = {links_[p].fd(), static_cast<short>(out ? POLLIN | POLLOUT : POLLIN), 0};
-  }
-  (*polled)[links_.size()] = {bell_.fd(), POLLIN, 0};
-  (*polled)[links_.size() + 1] = {watcher_->fd(), POLLIN, 0};
-  return writes;
-}
-
 void LinkSet::Run() {
   std::vector<pollfd> polled(links_.size() + 2);
   Lock lock(mutex_);
   Clock::time_point next = Clock::now();
   for (;;) {
-    const bool writes = Prepare(&polled);
+    bool writes = false;  // bytes are left to be written
+    for (size_t p = 0; p < links_.size(); ++p) {
+      const bool out = links_[p].writes();
+      writes = writes || out;
+      polled[p] = {links_[p].fd(), static_cast<short>(out ? POLLIN | POLLOUT : POLLIN), 0};
+    }
+    polled[links_.size()] = {bell_.fd(), POLLIN, 0};
+    polled[links_.size() + 1] = {watch_->fd(), POLLIN, 0};
     if (over_ && (!writes || Clock::now() >= flush_until_)) return;
     if (over_) next = flush_until_;
     const auto wait = std::chrono::ceil<std::chrono::milliseconds>(next - Clock::now()).count();
@@ -90,7 +87,7 @@ void LinkSet::Run() {
       lock.unlock();
       lock.lock();
     }
-    if (!over_) next = watcher_->OnTurn(lock);
+    if (!over_) next = watch_->OnTurn(lock);
   }
 }
 

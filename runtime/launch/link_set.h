@@ -1,12 +1,8 @@
 #pragma once
 
-#include <poll.h>
-
 #include <condition_variable>
-#include <cstdint>
 #include <deque>
 #include <mutex>
-#include <string>
 #include <thread>
 #include <vector>
 
@@ -14,32 +10,21 @@
 
 namespace contraflow {
 
+class Watch;
+
 /// The connections of a process of a job, and the thread that serves them while the main thread
 /// computes. One mutex guards all: it is held during system calls, which never wait.
 class LinkSet {
  public:
   using Lock = std::unique_lock<std::mutex>;
 
-  /// The thread calls it with the mutex held, except for fd.
-  class Watcher {
-   public:
-    virtual ~Watcher() = default;
-
-    /// Wakes the thread when it can be read, until OnTurn has read it.
-    virtual int fd() const = 0;
-    /// Takes a message, whole.
-    virtual void OnTalk(int process, uint8_t channel, std::string bytes) = 0;
-    /// Called after each turn of the thread; returns the time of the next at the latest. May
-    /// release the mutex meanwhile.
-    virtual Clock::time_point OnTurn(Lock& lock) = 0;
-  };
   /// `streams` by process: process 0 has one to each other, the others have one to process 0.
-  LinkSet(int self, std::vector<Stream> streams);
+  LinkSet(int self, std::vector<Socket> streams);
   LinkSet(const LinkSet&) = delete;
   ~LinkSet();
 
-  /// The watcher must outlive the thread. Throws Error where the system has no room for one.
-  void Start(Watcher* watcher);
+  /// The watch must outlive the thread. Throws Error where the system has no room for one.
+  void Start(Watch* watch);
   /// Ends the thread, which writes the rest for a second at most.
   void Stop();
 
@@ -61,10 +46,9 @@ class LinkSet {
 
  private:
   void Run();
-  bool Prepare(std::vector<pollfd>* polled) const;
 
   const int self_, size_;
-  Watcher* watcher_ = nullptr;
+  Watch* watch_ = nullptr;
   std::deque<Link> links_;
   const Socket bell_;
   std::mutex mutex_;

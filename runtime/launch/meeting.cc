@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <deque>
 #include <optional>
 #include <thread>
 #include <utility>
@@ -57,7 +56,7 @@ class Host {
         Say(&guests_[rank].stream, Word::kGo, "", InASecond());
       }
     } catch (const Error& error) {
-      std::deque<Stream> streams;
+      std::vector<Socket> streams;
       for (Guest& guest : guests_) {
         if (guest.stream) streams.push_back(std::move(guest.stream));
       }
@@ -65,7 +64,7 @@ class Host {
         streams.push_back(std::move(visitor->stream));
       }
       const bool lost = dynamic_cast<const MeetingLost*>(&error) != nullptr;
-      Part(std::move(streams), lost ? Word::kLost : Word::kFailed, error.what());
+      Part(streams, lost ? Word::kLost : Word::kFailed, error.what());
       throw;
     }
     Membership members{0, point_.size, {}, std::move(door_)};
@@ -75,7 +74,7 @@ class Host {
 
  private:
   struct Guest {
-    Stream stream;
+    Socket stream;
     Address from;
   };
 
@@ -85,8 +84,8 @@ class Host {
       while ((visitor = door_->Next(Clock::now())));
     }
     for (size_t rank = 1; rank < guests_.size(); ++rank) {
-      const Stream& stream = guests_[rank].stream;
-      if (stream && AwaitReady(stream.socket(), false, Clock::now())) HearGuest(rank);
+      const Socket& stream = guests_[rank].stream;
+      if (stream && AwaitReady(stream, false, Clock::now())) HearGuest(rank);
     }
     if (Clock::now() >= deadline_ && !Missing().empty()) GiveUp();
   }
@@ -99,9 +98,7 @@ class Host {
                                guest.from.Text() + ", the other from " + visitor->from.Text() +
                                "; give every process its own number (RANK, or what the "
                                "launcher sets)";
-      std::deque<Stream> other;
-      other.push_back(std::move(visitor->stream));
-      Part(std::move(other), Word::kFailed, text);
+      Part({&visitor->stream, 1}, Word::kFailed, text);
       throw Error(text);
     }
     guest = {std::move(visitor->stream), visitor->from};
@@ -114,8 +111,8 @@ class Host {
     Said said;
     try {
       said = Hear(&guest.stream, InASecond());
-    } catch (const Stream::Closed&) {
-      guest.stream = Stream();
+    } catch (const Socket::Closed&) {
+      guest.stream = Socket();
       throw MeetingLost(name + "left before all processes of the job had met; see its output");
     } catch (const Error& error) {
       throw Error(name + error.what());
@@ -165,7 +162,7 @@ class GuestVisit {
 
  private:
   std::string HostName() const { return "rank 0 at " + point_.address.Text(); }
-  Stream& host() { return members_.links.front(); }
+  Socket& host() { return members_.links.front(); }
 
   /// Comes to the host, again and again while it is not there.
   void Come() {
@@ -203,15 +200,13 @@ class GuestVisit {
     Said said;
     try {
       said = Hear(&host(), deadline_ + kGuestGrace);
-    } catch (const Stream::Closed&) {
+    } catch (const Socket::Closed&) {
       throw MeetingLost(HostName() +
                         " left before all processes of the job had met; see its output");
     } catch (const Error& error) {
       const std::string text = HostName() + " did not say within " + SecondsText(point_.timeout) +
                                " that all processes of the job have met";
-      std::deque<Stream> streams;
-      streams.push_back(std::move(host()));
-      Part(std::move(streams), Word::kFailed, text);
+      Part({&host(), 1}, Word::kFailed, text);
       throw Error(text);
     }
     if (said.word == Word::kFailed || said.word == Word::kLost) {
@@ -238,7 +233,7 @@ Membership Meet(const MeetingPoint& point) {
 std::string AskJob(const MeetingPoint& point) {
   const Clock::time_point deadline = Clock::now() + point.timeout;
   const std::string whom = "rank 0 at " + point.address.Text();
-  Stream stream =
+  Socket stream =
       Greet(Connect(point.address, deadline), {Purpose::kAsk, 0, 1}, point, whom, deadline);
   if (!stream) throw Error("what answers as " + whom + " closes the connection: no job runs there");
   const Said said = Hear(&stream, deadline);

@@ -12,8 +12,8 @@ namespace contraflow {
 /// One process of a job that has met the others.
 struct Membership {
   int rank = 0, size = 1;
-  /// By rank: of rank 0 to every other process; of the others to rank 0.
-  std::vector<Stream> links;
+  /// Connections by rank: of rank 0 to every other process; of the others to rank 0.
+  std::vector<Socket> links;
   /// Answers those who ask for the status of the job, on rank 0; null elsewhere.
   std::unique_ptr<Door> door;
 };

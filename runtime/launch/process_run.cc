@@ -1,13 +1,11 @@
 #include "runtime/launch/process_run.h"
 
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <new>
 
 #include "compiler/plan/error.h"
-#include "runtime/core/bytes.h"
-#include "runtime/launch/threaded_run.h"
+#include "runtime/model/views.h"
 
 namespace contraflow {
 namespace {
@@ -26,6 +24,13 @@ const Plan& CheckProcesses(const Plan& plan, const Control& control) {
   CheckExecutable(plan);
   CF_ASSERT(DeviceCount(plan) == static_cast<size_t>(control.size()));
   return plan;
+}
+
+/// Bytes of one micro-batch between two stages.
+int64_t MessageBytes(const Plan& plan, const Model& model) {
+  const int members = plan.expert_parallel;
+  const LayerShape shape(model, members, model.experts / members);
+  return BytesOfValues<float>(shape)[static_cast<size_t>(Value::input)];
 }
 
 }  // namespace
@@ -141,28 +146,14 @@ void Walk(const Plan& plan, Device device, int step, Executor* executor) {
 }
 
 ProcessRun::ProcessRun(const Plan& plan, const Model& model, const Dataset& dataset, uint64_t seed,
-                       const RankOrder& order, Transport& transport, Control& control,
-                       Progress& progress, bool fill)
-    : control_(control),
-      clips_(model.clip > 0),
-      process_(CheckProcesses(plan, control), order, transport, control, progress,
-               [&](Device device) {
-                 return std::make_unique<HostBackend>(plan, model, dataset, seed, device, transport,
-                                                      fill);
-               }) {
+                       const HostProcess& process, bool fill)
+    : HostRun(model, std::make_unique<DeviceProcess<HostBackend>>(
+                         CheckProcesses(plan, process.control), process, MessageBytes(plan, model),
+                         [&](Device device, Transport& transport) {
+                           return std::make_unique<HostBackend>(plan, model, dataset, seed, device,
+                                                                transport, fill);
+                         })) {
   ReserveForRanks(1);
-}
-
-StepResult ProcessRun::Step(int step) {
-  const Clock::time_point start = Clock::now();
-  StepResult result = process_.Step(step);
-  if (clips_) {
-    const std::string norm = control_.Broadcast(ByteWriter().Put(result.gradient_norm).Take());
-    process_.At(devices()[0])
-        .ClippedStep(ByteReader(norm, "the norm of the gradients is").Take<double>());
-  }
-  result.duration = Nanoseconds(Clock::now() - start);
-  return result;
 }
 
 std::string DescribeProgress(const Plan* plan, const RankOrder* order, int process,

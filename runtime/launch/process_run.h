@@ -10,16 +10,18 @@
 
 #include "compiler/plan/error.h"
 #include "compiler/plan/plan.h"
+#include "runtime/core/bytes.h"
 #include "runtime/core/devices.h"
 #include "runtime/core/executor.h"
 #include "runtime/core/progress.h"
 #include "runtime/core/rank_order.h"
 #include "runtime/core/step.h"
-#include "runtime/core/transport.h"
 #include "runtime/host/backend.h"
-#include "runtime/host/run.h"
 #include "runtime/launch/control.h"
+#include "runtime/launch/threaded_run.h"
 #include "runtime/transport/shared_memory.h"
+#include "runtime/transport/shm_wire.h"
+#include "runtime/transport/wire_transport.h"
 
 namespace contraflow {
 
@@ -43,11 +45,6 @@ std::vector<Fact> ReadFacts(std::string_view bytes);
 std::string Disagreement(std::span<const std::vector<Fact>> by_process,
                          const std::function<std::string(int process)>& name);
 
-/// Maps memory that all processes of a job share, for wires with messages of `message_bytes`
-/// between stages. All processes call it, and none returns before all have it. Throws Error where
-/// this one cannot reach it, Aborted where another cannot.
-std::unique_ptr<SharedMemory> ShareMemory(Control& control, int64_t message_bytes);
-
 /// Says for a report at which place a process is: "step 3, instruction 17 (RECV_F s1 m4 from=0),
 /// waits for rank 0". `plan` may be null: not known yet.
 std::string DescribeProgress(const Plan* plan, const RankOrder* order, int process,
@@ -66,34 +63,60 @@ std::vector<DeviceStep> GatherSteps(const Plan& plan, const RankOrder& order, Co
 /// Walks a step of a device in this thread. An error names the device.
 void Walk(const Plan& plan, Device device, int step, Executor* executor);
 
-/// One device of a plan on the host, with a backend of kind B: this process of a job.
+/// All that a process of a job needs to be one device of a plan on the host. What is named must
+/// outlive the run.
+struct HostProcess {
+  const RankOrder& order;  ///< as many processes as the job has
+  Control& control;        ///< its OnStop is taken until the end of the run
+  Progress& progress;
+  std::function<std::string(int process)> name;
+  bool strict = false;  ///< as of WireTransport
+};
+
+/// Maps memory that all processes of a job share, for wires with messages of `message_bytes`
+/// between stages. All processes call it, and none returns before all have it. Throws Error where
+/// this one cannot reach it, Aborted where another cannot.
+std::unique_ptr<SharedMemory> ShareMemory(Control& control, int64_t message_bytes);
+
+/// One device of a plan, which is this process of a job. The others are processes of this machine,
+/// with which it shares memory.
 template <typename B>
-class DeviceProcess {
+class DeviceProcess : public HostDevices<B> {
  public:
-  /// `make(device)` returns the backend. All arguments but `make` must outlive it.
+  /// `make(device, transport)` returns the backend; `message_bytes` as of ShareMemory.
   template <typename Make>
-  DeviceProcess(const Plan& plan, const RankOrder& order, Transport& transport, Control& control,
-                Progress& progress, const Make& make)
+  DeviceProcess(const Plan& plan, const HostProcess& process, int64_t message_bytes,
+                const Make& make)
       : plan_(plan),
-        order_(order),
-        control_(control),
-        devices_{order.DeviceOf(control.rank())},
-        backend_(make(devices_[0])),
-        executor_(plan, devices_[0].rank, *backend_, transport, &progress) {}
+        order_(process.order),
+        control_(process.control),
+        devices_{order_.DeviceOf(control_.rank())},
+        memory_(ShareMemory(control_, message_bytes)),
+        wire_(*memory_, control_.rank(), process.name),
+        transport_(plan, order_, wire_, &process.progress, process.strict),
+        backend_(make(devices_[0], transport_)),
+        executor_(plan, devices_[0].rank, *backend_, transport_, &process.progress) {
+    control_.OnStop([this] { transport_.Abort(); });
+  }
+  ~DeviceProcess() override { control_.OnStop({}); }
 
   /// Walks a step; then all processes gather the steps of all devices in process 0. An error names
   /// the device.
-  StepResult Step(int step) {
+  StepResult Step(int step) override {
     const Clock::time_point start = Clock::now();
     Walk(plan_, devices_[0], step, &executor_);
     const DeviceStep here = backend_->Results(executor_.spans());
     const std::vector<DeviceStep> steps = GatherSteps(plan_, order_, control_, here);
     return JoinDevices(plan_, steps, Nanoseconds(Clock::now() - start));
   }
-  const std::vector<Device>& devices() const { return devices_; }
-  B& At(Device device) const {
+  const std::vector<Device>& devices() const override { return devices_; }
+  B& At(Device device) const override {
     CF_ASSERT(device == devices_[0]);
     return *backend_;
+  }
+  double Shared(double number) override {
+    const std::string bytes = control_.Broadcast(ByteWriter().Put(number).Take());
+    return ByteReader(bytes, "a number of process 0 is").Take<double>();
   }
 
  private:
@@ -101,30 +124,22 @@ class DeviceProcess {
   const RankOrder& order_;
   Control& control_;
   const std::vector<Device> devices_;
+  const std::unique_ptr<SharedMemory> memory_;
+  ShmWire wire_;
+  WireTransport transport_;
   const std::unique_ptr<B> backend_;
   Executor executor_;
 };
 
 /// Trains with a plan on the host: this process is one of its devices, the others of the job are
 /// the others. Process 0 gets what all of them did.
-class ProcessRun : public Run {
+class ProcessRun : public HostRun {
  public:
-  /// The plan is sound (Verify), the model fitted to its stages, and the order has as many
-  /// processes as the job. All arguments must outlive the run. With `fill` memory without a value
-  /// is full of NaN. Throws Error if the plan cannot be executed or memory does not suffice.
+  /// The plan is sound (Verify), and the model fitted to its stages. All arguments must outlive the
+  /// run. With `fill` memory without a value is full of NaN. Throws Error if the plan cannot be
+  /// executed or memory does not suffice.
   ProcessRun(const Plan& plan, const Model& model, const Dataset& dataset, uint64_t seed,
-             const RankOrder& order, Transport& transport, Control& control, Progress& progress,
-             bool fill = kFillUnused);
-
-  /// All processes begin together (Control::Barrier), as their measured times count from there.
-  StepResult Step(int step) override;
-  const std::vector<Device>& devices() const override { return process_.devices(); }
-  HostBackend& At(Device device) override { return process_.At(device); }
-
- private:
-  Control& control_;
-  const bool clips_;
-  DeviceProcess<HostBackend> process_;
+             const HostProcess& process, bool fill = kFillUnused);
 };
 
 }  // namespace contraflow

@@ -1,20 +1,24 @@
 #pragma once
 
-#include <chrono>
 #include <cstddef>
-#include <cstdint>
-#include <optional>
-#include <string>
+#include <span>
 #include <utility>
 
+#include "compiler/plan/error.h"
 #include "runtime/core/transport.h"
 
 namespace contraflow {
 
 /// An open TCP connection, listener, or other file descriptor; closed when destroyed. Connections
-/// have TCP_NODELAY set, do not block, and are closed in child processes, forked ones too.
+/// have TCP_NODELAY set, do not block, and are closed in child processes, forked ones too. Used by
+/// one thread at a time, but for Shutdown.
 class Socket {
  public:
+  /// The connection has ended, at the other end or on the way.
+  struct Closed : Error {
+    using Error::Error;
+  };
+
   Socket() = default;
   explicit Socket(int fd) : fd_(fd) {}
   Socket(Socket&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
@@ -23,47 +27,30 @@ class Socket {
 
   int fd() const { return fd_; }
   explicit operator bool() const { return fd_ >= 0; }
+  /// From now on forked children close it: a connection that a helper still holds does not end with
+  /// the process that is killed.
+  void HideFromChildren() const;
   /// Wakes everyone who waits for it, in this process and at the other end; keeps the descriptor.
-  void Shutdown();
+  void Shutdown() const;
+  /// Says that nothing more is sent; the other side reads its end after the last byte.
+  void EndSending() const;
+
+  /// Reads bytes that are there, at most `room`, which is not empty. Returns their number, 0 if
+  /// there are none now. Throws Closed.
+  size_t Read(std::span<std::byte> room) const;
+  /// Writes as many bytes as the connection has room for. Returns their number. Throws Closed.
+  size_t Write(std::span<const std::byte> bytes) const;
+  /// Read and write all of them. Throw Closed, or Error "timed out".
+  void ReadAll(std::span<std::byte> room, Clock::time_point deadline) const;
+  void WriteAll(std::span<const std::byte> bytes, Clock::time_point deadline) const;
 
  private:
   int fd_ = -1;
 };
 
-/// A host (name, IPv4 or IPv6 address) and a port. For messages `host:port`, `[v6]:port`.
-struct Address {
-  std::string host;
-  int port = 0;
-
-  std::string Text() const;
-};
-
-/// Whether a host is the machine itself to itself: "localhost", or a numeric loopback address.
-bool IsLoopback(const std::string& host);
-
-/// Listens at a host's address; port 0 is any free port. Every interface where the host is "", or
-/// is a name (not localhost) that this machine knows only as a loopback address of its own. Throws
-/// Error: the port is taken (by an older job, perhaps), the host is not this machine, and so on,
-/// with the remedy.
-Socket Listen(const Address& at);
-/// The next connection that a listener has, or none if nobody waits for it; never waits. Throws
-/// Error where the system has no room for more.
-Socket Accept(const Socket& listener);
-/// The address a listener or connection has on this side; numeric.
-Address LocalAddress(const Socket& socket);
-/// That of the other side of a connection; numeric.
-Address PeerAddress(const Socket& socket);
-/// The user who holds the other side of a connection inside this machine, once that side has
-/// accepted it; none where it is on another machine, has closed, or cannot be known.
-std::optional<uint32_t> PeerUser(const Socket& socket);
-
-/// Connects, again and again while nobody listens there, until the deadline. Throws Error naming
-/// the address and what went wrong last.
-Socket Connect(const Address& to, Clock::time_point deadline);
-
-/// What wakes a thread that waits for descriptors: can be read from once it was rung, until it is
-/// hushed. That a bell rings is not certain where the system refuses calls: who waits for one looks
-/// up now and then. Throws Error where the system has no room for it.
+/// A bell that wakes a thread which waits for descriptors: can be read from once it was rung, until
+/// it is hushed. That a bell rings is not certain where the system refuses calls: who waits for one
+/// looks up now and then. Throws Error where the system has no room for it.
 Socket NewBell();
 void Ring(const Socket& bell);
 void Hush(const Socket& bell);

@@ -99,13 +99,12 @@ void Watch::SayWords() {
       std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - looked_).count());
   Hear(rank_, beat);
   At(rank_).answered = true;
-  ByteWriter bytes;
-  PutBeat(beat, &bytes);
+  std::string bytes = BytesOf(beat);
   if (failed_) {
     Add(*failed_);
-    PutFault(*failed_, &bytes);
+    bytes += FaultBytes(*failed_);
   }
-  SendTo(0, kWords, bytes.Take());
+  SendTo(0, kWords, bytes);
 }
 
 void Watch::Report() {

@@ -148,18 +148,26 @@ const Plan& CheckThreads(const Plan& plan) {
   return plan;
 }
 
-ThreadedRun::ThreadedRun(const Plan& plan, const Model& model, const Dataset& dataset,
-                         uint64_t seed, const ThreadNetwork::Options& options, bool fill)
-    : threads_(Prepared(plan), options, [&](Device device, Transport& transport) {
-        return std::make_unique<HostBackend>(plan, model, dataset, seed, device, transport, fill);
-      }) {}
+HostRun::HostRun(const Model& model, std::unique_ptr<HostDevices<HostBackend>> devices)
+    : clips_(model.clip > 0), devices_(std::move(devices)) {}
 
-StepResult ThreadedRun::Step(int step) {
+StepResult HostRun::Step(int step) {
   const Clock::time_point start = Clock::now();
-  StepResult result = threads_.Step(step);
-  for (const auto& backend : threads_.backends()) backend->ClippedStep(result.gradient_norm);
+  StepResult result = devices_->Step(step);
+  if (clips_) {
+    const double norm = devices_->Shared(result.gradient_norm);
+    for (const Device& device : devices()) At(device).ClippedStep(norm);
+  }
   result.duration = Nanoseconds(Clock::now() - start);
   return result;
 }
+
+ThreadedRun::ThreadedRun(const Plan& plan, const Model& model, const Dataset& dataset,
+                         uint64_t seed, const ThreadNetwork::Options& options, bool fill)
+    : HostRun(model, std::make_unique<DeviceThreads<HostBackend>>(
+                         Prepared(plan), options, [&](Device device, Transport& transport) {
+                           return std::make_unique<HostBackend>(plan, model, dataset, seed, device,
+                                                                transport, fill);
+                         })) {}
 
 }  // namespace contraflow

@@ -68,8 +68,8 @@ class Launch {
   const std::vector<Worker> workers_;
   const ThreadNetwork::Options options_;
   std::deque<Progress> progress_;  // by worker
-  // By worker. They outlive a step that fails: a worker may still copy the messages of another that
-  // has given up.
+  // One for each worker. They outlive a step that fails: a worker may still copy the messages of
+  // another that has given up.
   std::vector<std::unique_ptr<Executor>> executors_;
   std::mutex mutex_;  // guards all below
   std::condition_variable begin_, end_;
@@ -82,9 +82,22 @@ class Launch {
   std::vector<std::thread> threads_;
 };
 
-/// The devices of a plan on the host, each with a backend of kind B and a thread of this process.
+/// The devices of a plan that this process has on the host, each with a backend of kind B.
 template <typename B>
-class DeviceThreads {
+class HostDevices {
+ public:
+  virtual ~HostDevices() = default;
+
+  virtual StepResult Step(int step) = 0;
+  virtual const std::vector<Device>& devices() const = 0;
+  virtual B& At(Device device) const = 0;
+  /// Returns the number that process 0 has; all processes call it.
+  virtual double Shared(double number) { return number; }
+};
+
+/// All devices of a plan, each with a thread of this process.
+template <typename B>
+class DeviceThreads : public HostDevices<B> {
  public:
   /// `make(device, transport)` returns a backend. Plan and transports outlive the backends. Throws
   /// Error if the plan has too many devices or memory does not suffice.
@@ -106,7 +119,7 @@ class DeviceThreads {
     }
   }
 
-  StepResult Step(int step) {
+  StepResult Step(int step) override {
     const Clock::time_point start = Clock::now();
     launch_->Step(step);
     std::vector<DeviceStep> steps;
@@ -115,9 +128,8 @@ class DeviceThreads {
     }
     return JoinDevices(plan_, steps, Nanoseconds(Clock::now() - start));
   }
-  const std::vector<Device>& devices() const { return devices_; }
-  const std::vector<std::unique_ptr<B>>& backends() const { return backends_; }
-  B& At(Device device) const { return *backends_[DeviceNumber(plan_, device)]; }
+  const std::vector<Device>& devices() const override { return devices_; }
+  B& At(Device device) const override { return *backends_[DeviceNumber(plan_, device)]; }
 
  private:
   const Plan& plan_;
@@ -127,21 +139,29 @@ class DeviceThreads {
   std::optional<Launch> launch_;
 };
 
-/// Trains with a plan on the host: every device is a thread of this process.
-class ThreadedRun : public Run {
+/// Trains with a plan on the host.
+class HostRun : public Run {
+ public:
+  StepResult Step(int step) override;
+  const std::vector<Device>& devices() const override { return devices_->devices(); }
+  HostBackend& At(Device device) override { return devices_->At(device); }
+
+ protected:
+  HostRun(const Model& model, std::unique_ptr<HostDevices<HostBackend>> devices);
+
+ private:
+  const bool clips_;
+  const std::unique_ptr<HostDevices<HostBackend>> devices_;
+};
+
+/// The same where every device is a thread of this process.
+class ThreadedRun : public HostRun {
  public:
   /// The plan is sound (Verify), the model fitted to its stages. Plan, model and dataset must
   /// outlive the run. With `fill` memory without a value is full of NaN. Throws Error if the plan
   /// cannot be executed or is too large for one process.
   ThreadedRun(const Plan& plan, const Model& model, const Dataset& dataset, uint64_t seed,
               const ThreadNetwork::Options& options, bool fill = kFillUnused);
-
-  StepResult Step(int step) override;
-  const std::vector<Device>& devices() const override { return threads_.devices(); }
-  HostBackend& At(Device device) override { return threads_.At(device); }
-
- private:
-  DeviceThreads<HostBackend> threads_;
 };
 
 }  // namespace contraflow

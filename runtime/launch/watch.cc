@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <csignal>
 #include <cstdio>
-#include <type_traits>
 #include <utility>
 
 #include "compiler/plan/error.h"
+#include "compiler/plan/text.h"
 #include "runtime/core/bytes.h"
 #include "runtime/core/seconds.h"
 
@@ -18,6 +18,18 @@ using std::chrono::milliseconds;
 constexpr milliseconds kTick{10}, kEndOfJob{1000};
 /// Messages of one process that this main thread has not taken; at most two are ever under way.
 constexpr size_t kMaxIncoming = 4;
+
+/// Throws Error unless it is one of a job of so many processes. Its text steers no terminal.
+Beat TakeBeat(ByteReader* bytes, int size) {
+  Beat beat;
+  beat.moves = bytes->Take<uint64_t>();
+  beat.step = bytes->Take<int32_t>();
+  beat.waits_for = bytes->Take<int32_t>();
+  beat.age_ms = bytes->Take<uint32_t>();
+  beat.position = PlainText(bytes->TakeText()).substr(0, kMaxSaid);
+  if (beat.waits_for < -1 || beat.waits_for >= size) throw Error("names a process there is not");
+  return beat;
+}
 
 double InSeconds(Clock::duration duration) {
   return std::chrono::duration<double>(duration).count();
@@ -127,7 +139,7 @@ void Watch::OnTalk(int from, uint8_t channel, std::string bytes) {
   std::optional<Fault> fault;
   if (channel == kBeat || channel == kWords) beat = TakeBeat(&reader, size_);
   const bool faulty = channel == kFault || channel == kStop || channel == kWords;
-  if (faulty && (channel != kWords || !reader.empty())) fault = TakeFaultBytes(&reader, size_);
+  if (faulty && (channel != kWords || !reader.empty())) fault = ReadFault(&reader, size_);
   reader.RequireEnd();
   // The message is sound. Some are process 0's alone.
   switch (static_cast<Talk>(channel)) {
@@ -185,10 +197,7 @@ void Watch::Keep() {
     step_began_ = now_;
   }
   Hear(rank_, beat);
-  ByteWriter bytes;
-  PutBeat(beat, &bytes);
-  const std::string text = bytes.Take();
-  SendToAll(kBeat, text);
+  SendToAll(kBeat, BytesOf(beat));
   const bool still =
       AllWatched([&](const Member& member) { return now_ - member.moved > options_.timeout; });
   if (!known_ && still && Leads()) {
@@ -273,6 +282,12 @@ void Watch::SendData(int process, std::string bytes) {
   Link* const link = links_.At(process);
   link->PutLong(kData, std::move(bytes));
   links_.Flush(link);
+}
+
+std::string Watch::BytesOf(const Beat& beat) {
+  ByteWriter bytes;
+  bytes.Put(beat.moves).Put(beat.step).Put(beat.waits_for).Put(beat.age_ms);
+  return bytes.PutText(beat.position.substr(0, kMaxSaid)).Take();
 }
 
 void Watch::SendTo(int process, Talk talk, const std::string& bytes) {

@@ -13,14 +13,22 @@
 #include "runtime/launch/fault_report.h"
 #include "runtime/launch/link_set.h"
 #include "runtime/launch/signals.h"
-#include "runtime/launch/talk.h"
 
 namespace contraflow {
+
+/// The place of one process in its program.
+struct Beat {
+  uint64_t moves = 0;
+  int32_t step = 0;
+  int32_t waits_for = -1;
+  uint32_t age_ms = 0;   ///< how long it has been there
+  std::string position;  ///< described
+};
 
 /// The watch over a job in one of its processes, for Control. All calls hold the mutex of the
 /// links; the thread that serves them makes all but the main thread's. stop.cc has the stop of a
 /// job.
-class Watch : public LinkSet::Watcher {
+class Watch {
  public:
   /// Channels of the messages.
   enum Talk : uint8_t {
@@ -37,11 +45,16 @@ class Watch : public LinkSet::Watcher {
   /// `links` is started with it and ends before it.
   Watch(LinkSet& links, const Progress& progress, const Control::Options& options);
 
-  int fd() const override { return catcher_ ? catcher_->fd() : -1; }
-  void OnTalk(int process, uint8_t channel, std::string bytes) override;
-  Clock::time_point OnTurn(LinkSet::Lock& lock) override;
+  // Written by the thread of the links.
+  /// Wakes it when it can be read, until OnTurn has read it.
+  int fd() const { return catcher_ ? catcher_->fd() : -1; }
+  /// Takes a message, whole. Throws Error if no process of a job sends it.
+  void OnTalk(int process, uint8_t channel, std::string bytes);
+  /// Called after each turn of the thread; returns the time of the next at the latest. May release
+  /// the mutex meanwhile.
+  Clock::time_point OnTurn(LinkSet::Lock& lock);
 
-  // By the main thread, which wakes the links afterwards.
+  // Written by the main thread, which wakes the links afterwards.
   /// Sends data over the connection to a process.
   void SendData(int process, std::string bytes);
   /// Data of a process that the main thread has not taken, the oldest first.
@@ -114,6 +127,7 @@ class Watch : public LinkSet::Watcher {
   void BeginFinishing();
   void Over(Phase phase);
 
+  static std::string BytesOf(const Beat& beat);
   void SendTo(int process, Talk talk, const std::string& bytes = {});
   void SendToAll(Talk talk, const std::string& bytes = {});
   Beat Look() const;

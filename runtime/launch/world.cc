@@ -70,8 +70,8 @@ int Required(const Environment& get, const char* name, int64_t most, const char*
               " is; a launcher sets both: set what is missing, or unset the other");
 }
 
-/// Where the processes of a job can meet if nobody says: all of them find the same, and the next
-/// job another port. Below the ports that the system gives to connections.
+/// A place at which the processes of a job can meet if nobody says: all of them find the same, and
+/// the next job another port. Below the ports that the system gives to connections.
 int PortOf(int64_t job) { return static_cast<int>(15'000 + job % 15'000); }
 
 void AskSlurm(const Environment& get, World* world) {
@@ -196,7 +196,7 @@ World ReadWorld(const Environment& get) {
     return world;
   }
   for (const Variables& names : kLaunchers) {
-    // Of SLURM, a shell has the number of tasks too; only tasks have numbers of their own.
+    // A shell of SLURM has the number of tasks too; only tasks have numbers of their own.
     const bool sized = !Variable(get, FirstSet(get, names.size)).empty();
     if (sized && names.launcher != Launcher::kSrun) return ReadLauncher(get, names);
   }

@@ -18,8 +18,8 @@ struct MicroBatch {
   std::vector<int32_t> tokens, targets;
 };
 
-/// What a file of tokens begins with, little-endian as everything in it; `count` tokens of 2 or 4
-/// bytes follow, and nothing else.
+/// Head of a file of tokens, little-endian as everything in it; `count` tokens of 2 or 4 bytes
+/// follow, and nothing else.
 struct TokenHeader {
   std::array<char, 8> magic = {'c', 'f', 't', 'o', 'k', 'e', 'n', 's'};
   uint32_t version = 1;
@@ -28,7 +28,7 @@ struct TokenHeader {
   uint64_t count = 0;
 };
 
-/// What a model is trained on: the bytes of any file, each a token, or a file of tokens, which is
+/// Training data of a model: the bytes of any file, each a token, or a file of tokens, which is
 /// read piece by piece and may be larger than memory.
 struct Dataset {
   std::string name;  ///< path, for messages

@@ -15,9 +15,9 @@ namespace {
 /// Limits of the kernels (kernels/gpu_attention.h, gpu_experts.h).
 constexpr int kWidestHead = 128, kWidthStep = 8;
 
-// Of one value, or the weights of one product: GPU kernels count them with 32 bits.
+// Most numbers of one value, or of the weights of one product: GPU kernels count them with 32 bits.
 constexpr double kMaxNumbers = std::numeric_limits<int32_t>::max();
-// Of the largest GPU (H200).
+// Memory of the largest GPU (H200).
 constexpr double kGpuGigabytes = 141;
 // A parameter, its bf16 copy, gradient and two moments.
 constexpr double kGpuBytesOfParameter = 18;

@@ -6,21 +6,21 @@
 
 namespace contraflow {
 
-/// Where the values of one layer and micro-batch lie on a GPU.
+/// Places of the values of one layer and micro-batch on a GPU.
 using GpuViews = LayerViews<gpu::Bf16, float>;
 
 inline ValueBytes BytesOfGpuValues(const LayerShape& shape) {
   return BytesOfValues<gpu::Bf16, float>(shape);
 }
 
-/// As FitModel, for the GPU runtime. Throws Error too, with the remedy, if it cannot compute the
-/// model: too large for any GPU,
-/// widths that are no multiples of 8, a head wider than 128, more than 16 choices a token.
+/// Like FitModel, for the GPU runtime. Throws Error too, with the remedy, if it cannot compute the
+/// model: too large for any GPU, widths that are no multiples of 8, a head wider than 128, more
+/// than 16 choices a token.
 Model FitGpuModel(Model model, int stages, int layers, int members);
 Model FitGpuModel(Model model, const Plan& plan);
 
-/// As FootprintOf (runtime/model/views.h), for the GPU runtime: values in bf16, parameters in fp32
-/// with a bf16 copy.
+/// Like FootprintOf (runtime/model/views.h), for the GPU runtime: values in bf16, parameters in
+/// fp32 with a bf16 copy.
 MemoryCost GpuFootprintOf(const Model& model, int stages, int layers, int expert_parallel);
 
 }  // namespace contraflow

@@ -263,7 +263,7 @@ Model FitModel(Model model, const Plan& plan) {
 
 int64_t Capacity(const Model& model) {
   if (model.capacity_factor == 0) return 0;
-  // As a model that is not checked yet may have more tokens than an int holds.
+  // A model that is not checked yet may have more tokens than an int holds.
   const double tokens = static_cast<double>(model.sequence) * model.batch;
   const double share = tokens * model.top_k / model.experts;
   const double most = std::ceil(static_cast<double>(model.capacity_factor) * share);

@@ -37,7 +37,7 @@ struct Model {
   int decay_steps = 0;
   float minimum_learning_rate = 0;
   float clip = 0;  ///< most that the norm of all gradients together may be; 0: no limit
-  /// Of the load-balancing loss of each layer (RouterBalance, kernels/host/routing.h), whose
+  /// Weight of the load-balancing loss of each layer (RouterBalance, kernels/host/routing.h), whose
   /// gradient is added; the loss that is reported is without it.
   float balance_loss = 0;
   bool renormalise_top_k = false;  ///< a token's weights of its experts sum to 1
@@ -76,7 +76,7 @@ Model FitModel(Model model, const Plan& plan);
 /// layers. Throws Error, with the remedy, if a stage would have the embedding or the head alone.
 Partition PartitionOf(const Model& model, const Partition& planned);
 
-/// Of the optimizer in a step; steps count from 1.
+/// Learning rate of the optimizer in a step; steps count from 1.
 double LearningRate(const Model& model, int step);
 
 /// Most rows that one device sends to one expert for a micro-batch; 0: no limit.

@@ -25,8 +25,7 @@ ParameterLayout LayoutOfStage(const Model& model, int stage, int stages, ExpertR
   const size_t d = static_cast<size_t>(model.width), f = static_cast<size_t>(model.expert_width);
   const size_t vocabulary = static_cast<size_t>(model.vocabulary);
   const double by_width = 1 / std::sqrt(static_cast<double>(d));
-  // What is added to the residual stream starts small, so that its sum over the layers does not
-  // grow.
+  // Additions to the residual stream start small, so that their sum over the layers does not grow.
   const double branch = 1 / std::sqrt(2.0 * model.layers);
   const LayerRange range = LayersOfStage(model, stage, stages);
 

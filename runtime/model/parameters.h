@@ -13,7 +13,7 @@ namespace contraflow {
 struct ParameterBlock {
   std::string name;
   size_t offset, size;
-  // What its initial values are drawn with.
+  // Kind of draw of its initial values.
   uint64_t kind;
   int layer, member;
   double deviation;  ///< 0: the gains of a norm, which start at 1
@@ -23,11 +23,11 @@ struct ParameterBlock {
 struct ExpertRange {
   int first, last;
 };
-/// Those of a member of an expert group whose members have so many each.
+/// Experts of a member of an expert group whose members have so many each.
 inline ExpertRange OwnedBy(int member, int each) { return {member * each, (member + 1) * each}; }
 
-/// Where the parameters of one layer begin: the first five in the flat block of its stage, those of
-/// the experts behind `dense`.
+/// Start of the parameters of one layer: the first five in the flat block of its stage, those of
+/// the experts after `dense`.
 struct LayerOffsets {
   size_t attention_norm;  ///< [d]
   size_t qkv;             ///< [d x 3d]

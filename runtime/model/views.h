@@ -30,9 +30,9 @@ struct LayerShape {
   size_t activation() const { return static_cast<size_t>(tokens) * static_cast<size_t>(width); }
 };
 
-/// Where the values of one layer and micro-batch lie, part by part. Of a part that the instruction
-/// at hand does not touch the pointer is stale or null. Counts are in elements; values are T, and
-/// S what is computed with higher precision: float and float on the host (or double, in a proof),
+/// Places of the values of one layer and micro-batch, part by part. Of a part that the instruction
+/// at hand does not touch the pointer is stale or null. Counts are in elements; values are T, and S
+/// what is computed with higher precision: float and float on the host (or double, in a proof),
 /// bf16 and float on a GPU (GpuViews).
 template <typename T, typename S = T>
 struct LayerViews {
@@ -80,8 +80,8 @@ struct LayerViews {
   T* dscores = nullptr;  ///< attention_work: [sequence x sequence], on the host
 };
 
-/// What an all-to-all component moves between the device that has a token and the one that owns its
-/// expert, and which way.
+/// Rows that an all-to-all component moves between the device that has a token and the one that
+/// owns its expert, and which way.
 template <typename T>
 struct Ends {
   T *tokens, *experts;
@@ -106,12 +106,11 @@ int64_t PlaceValue(const LayerShape& shape, Value value, std::byte* base, LayerV
 template <typename T, typename S = T>
 ValueBytes BytesOfValues(const LayerShape& shape);
 
-/// What a model takes on each device of the host runtime, as the memory costs of a plan: the values
+/// Memory of a model on each device of the host runtime, as the memory costs of a plan: the values
 /// of a layer, to the byte; parameters, gradients and optimizer state (two moments) of each stage;
-/// and of the chunks of a stage in the middle activation_bytes (input, attention, scores, rows,
-/// gate, hidden and combined of its layers) and w_stash_bytes (of those attention, rows and
-/// hidden). `layers` are those of each stage; 0 stands for as many as the model's largest stage
-/// has. Throws Error if the model does not fit (FitModel).
+/// and of the chunks of a stage in the mean of its layers. `layers` are those of each stage; 0
+/// stands for as many as the model's largest stage has. Throws Error if the model does not fit
+/// (FitModel).
 MemoryCost FootprintOf(const Model& model, int stages, int layers, int expert_parallel);
 
 /// The same for a model that is fitted already, values of these bytes, and so many bytes for each

@@ -80,7 +80,8 @@ int NcclComms::CtasOf(Use use) const {
   CF_ASSERT(false);
 }
 
-/// What Abort would pull away from under a call is not aborted before the call is back.
+/// A communicator that Abort would pull away from under a call is not aborted before the call is
+/// back.
 template <typename Call>
 auto NcclComms::Locked(const Call& call) {
   // An abort has the lock until the caller, on its way out, has dropped its graph.

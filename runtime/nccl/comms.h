@@ -22,7 +22,7 @@ namespace contraflow {
 
 /// From one rank of a pipeline to another.
 using Edge = std::pair<int, int>;
-/// Those that carry messages, ascending.
+/// Edges that carry messages, ascending.
 std::vector<Edge> EdgesOf(const Plan& plan);
 
 /// The communicators of one process of a job, from their beginning to their end: one for each
@@ -44,7 +44,7 @@ class NcclComms {
     std::function<void()> moved;
   };
 
-  /// What is passed must outlive it.
+  /// All arguments must outlive it.
   NcclComms(const Plan& plan, const RankOrder& order, int process, const SmBudget& budget,
             Nccl& nccl, Options options);
   NcclComms(const NcclComms&) = delete;
@@ -67,14 +67,15 @@ class NcclComms {
                         const std::function<void(size_t to, size_t from)>& issue);
   Nccl& nccl() { return nccl_; }
   NcclComm* operator[](Use use) const { return comms_[static_cast<size_t>(use)]; }
-  /// Of an edge that begins or ends at this device's rank: its sender is number 0, the receiver 1.
+  /// Communicator of an edge that begins or ends at this device's rank: its sender is number 0, the
+  /// receiver 1.
   NcclComm* operator[](Edge edge) const { return edges_.at(edge); }
   /// Most CTAs that a communicator of this use takes.
   int CtasOf(Use use) const;
 
-  /// As Nccl::Register, until the communicators end. All members of the communicator do it.
+  /// Like Nccl::Register, until the communicators end. All members of the communicator do it.
   void Register(NcclComm* comm, std::span<std::byte> memory);
-  /// As Nccl::Open, likewise; ready when it returns.
+  /// Like Nccl::Open; ready when it returns.
   NcclWindow* Open(NcclComm* comm, std::span<std::byte> memory);
 
   /// Throws Error if one of them has failed, Aborted after Abort.

@@ -49,7 +49,7 @@ std::string VersionText(int code) {
          std::to_string(code % 100);
 }
 
-/// What helps, as far as an error alone tells.
+/// Remedy, as far as an error alone tells.
 std::string RemedyOf(ncclResult_t result) {
   if (result == ncclRemoteError || result == ncclSystemError) {
     return "; look for a process that failed first, and whether NCCL_SOCKET_IFNAME names a network "
@@ -108,10 +108,10 @@ NcclLibrary::NcclLibrary() {
 }
 
 NcclLibrary::~NcclLibrary() {
-  // What has not been ended in order cannot be waited for: others may be gone.
+  // A communicator that has not been ended in order cannot be waited for: others may be gone.
   for (auto comm = comms_.rbegin(); comm != comms_.rend(); ++comm) Abort(comm->get());
   if (memory_.empty()) return;
-  // What still runs may use it; CUDA's own memory is not taken away before either.
+  // Work that still runs may use it; CUDA's own memory is not taken away before either.
   cudaDeviceSynchronize();
   for (void* memory : memory_) ncclMemFree(memory);
 }
@@ -167,7 +167,7 @@ std::span<std::byte> NcclLibrary::NewMemory(size_t bytes) {
   const size_t wanted = std::max<size_t>(bytes, 1);
   void* at = Allocate(wanted);
   if (reinterpret_cast<uintptr_t>(at) % kAlignment != 0) {
-    // Where NCCL has only what cudaMalloc gives.
+    // Here NCCL has only what cudaMalloc gives.
     ncclMemFree(at);
     memory_.pop_back();
     size_t room = wanted + kAlignment;
@@ -182,7 +182,7 @@ void* NcclLibrary::Register(NcclComm* of, std::byte* data, size_t bytes) {
   CF_ASSERT(!comm->pending);
   void* registration = nullptr;
   const ncclResult_t result = ncclCommRegister(comm->handle, data, bytes, &registration);
-  // Where one process registers and another does not, messages are undefined.
+  // If one process registers and another does not, messages are undefined.
   if (result != ncclSuccess) {
     Fail("memory cannot be registered in \"" + comm->name +
              "\", which NCCL_LOCAL_REGISTER=0 in all processes would leave out",
@@ -233,8 +233,8 @@ void NcclLibrary::Recv(NcclComm* from_comm, void* data, size_t bytes, int from,
         ncclRecv(data, bytes, ncclChar, from, comm->handle, Handle(stream)));
 }
 
-// Windows of any size and captured puts are there from 2.30.7 on. What the header does not know is
-// no part of the program.
+// Windows of any size and captured puts are there from 2.30.7 on. A feature that the header does
+// not know is no part of the program.
 #if NCCL_VERSION_CODE >= NCCL_VERSION(2, 30, 7)
 
 namespace {

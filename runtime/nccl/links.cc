@@ -13,7 +13,7 @@ namespace {
 /// Slices begin at multiples of so many elements, for loads of 16 bytes.
 constexpr size_t kWidth = 4;
 
-/// Where slice `place` of `count` begins.
+/// Start of slice `place` of `count`.
 size_t BeginOf(size_t elements, size_t count, size_t place) {
   const size_t slice = ((elements + count - 1) / count + kWidth - 1) / kWidth * kWidth;
   return std::min(slice * place, elements);
@@ -66,7 +66,7 @@ void NcclSum::Connect(int stage, Transport::Over over, gpu::Stream stream) {
   NcclComm* const comm = comms_[NcclComms::Use::kSums];
   comms_.ExchangeInGroups(parts.processes.size(), parts.place, 1, [&](size_t to, size_t from) {
     comms_.nccl().Send(comm, work_, sizeof(float), parts.processes[to], stream);
-    // What comes is for nobody: all may write it to the same place.
+    // The value that comes is for nobody: all may write it to the same place.
     comms_.nccl().Recv(comm, work_ + kWidth, sizeof(float), parts.processes[from], stream);
   });
 }
@@ -103,7 +103,7 @@ void NcclSum::Round(const Parts& parts, std::span<float> values, gpu::Stream str
   const size_t stride = (own.size() + kWidth - 1) / kWidth * kWidth;
   Nccl& nccl = comms_.nccl();
   NcclComm* const comm = comms_[NcclComms::Use::kSums];
-  // Nothing is sent where slices are empty: both ends know.
+  // Empty slices are not sent: both ends know.
   comms_.ExchangeInGroups(count, parts.place, 1, [&](size_t to, size_t from) {
     const std::span<float> theirs = Slice(values, count, to);
     if (!theirs.empty()) {
@@ -133,7 +133,7 @@ namespace {
 using Use = NcclComms::Use;
 using Over = Transport::Over;
 
-/// What one message of the connecting carries, and how far apart two are.
+/// Bytes of one message of the connecting, and the distance of two.
 constexpr size_t kProbe = 16;
 
 /// The participant of a call.
@@ -292,7 +292,7 @@ void NcclLinks::ExchangeFixed(const Participant& self, const ExchangePart& part)
   const auto theirs = [&](int member, int expert) {
     return part.to_experts ? of_experts(member, expert) : of_tokens(member, expert);
   };
-  // As many experts at a time as there is room for with all members.
+  // Experts at a time: as many as there is room for with all members.
   const int step = std::max(1, static_cast<int>(NcclComms::kMostMessages) / (2 * (members - 1)));
   for (int begin = 0; begin < local; begin += step) {
     const int end = std::min(begin + step, local);
@@ -329,7 +329,7 @@ void NcclLinks::AllocateParcels() {
   begins_ = reinterpret_cast<int32_t*>(out + 2 * numbers);
 }
 
-/// All that messages of the pipeline and of experts use. What was connected without is done.
+/// All that messages of the pipeline and of experts use. The messages connected without are done.
 void NcclLinks::RegisterMemory(const GpuBackend& backend) {
   const std::span<std::byte> memory = backend.LinkMemory();
   std::vector<NcclComm*> comms;

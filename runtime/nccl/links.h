@@ -25,7 +25,7 @@ class NcclSum {
   /// Most elements of a round, and what its slices take in memory, in floats.
   static constexpr size_t kRound = size_t{8} << 20;
 
-  /// What is passed must outlive it.
+  /// All arguments must outlive it.
   NcclSum(const Plan& plan, const RankOrder& order, int process, NcclComms& comms);
 
   /// Allocates memory for sums of up to so many elements.
@@ -34,15 +34,15 @@ class NcclSum {
   /// Makes the connections of the sums over a stage by messages of a few bytes. All who take part
   /// call it.
   void Connect(int stage, Transport::Over over, gpu::Stream stream);
-  /// As Transport::Sum; this process holds the stage. Values are device memory.
+  /// Like Transport::Sum; this process holds the stage. Values are device memory.
   void Run(int stage, Transport::Over over, std::span<float> values, gpu::Stream stream);
-  /// As GpuLinks::Gather, among all processes.
+  /// Like GpuLinks::Gather, among all processes.
   void Gather(double* values, size_t n, gpu::Stream stream);
   /// Whether there is anybody to add to.
   bool Needed(int stage, Transport::Over over) { return PartsOf(stage, over).processes.size() > 1; }
 
  private:
-  /// Who takes part, in the order in which they are added.
+  /// Participants, in the order in which they are added.
   struct Parts {
     std::vector<int> processes;
     size_t place = 0;  // of this one
@@ -61,7 +61,7 @@ class NcclSum {
   size_t round_ = 0;  // elements of a round
 };
 
-/// What the exchanges of an expert group are planned for, on each of its devices.
+/// Shape for which the exchanges of an expert group are planned, on each of its devices.
 struct NcclExchange {
   int local_experts = 0, width = 0;
   int capacity = 0;     ///< rows that a member sends to each expert; 0: as many as there are
@@ -77,8 +77,7 @@ struct NcclExchange {
 /// (kernels/gpu/parcels.h) and the counts of what is in them: no token is dropped.
 class NcclLinks : public GpuLinks {
  public:
-  /// What is passed must outlive it, but `exchange`, of which a plan without expert groups needs
-  /// nothing.
+  /// All arguments but `exchange` must outlive it; a plan without expert groups needs none.
   NcclLinks(const Plan& plan, const NcclExchange& exchange, const RankOrder& order, int process,
             const SmBudget& budget, Nccl& nccl, Gpu& gpu, NcclComms::Options options = {});
 
@@ -90,8 +89,6 @@ class NcclLinks : public GpuLinks {
   /// this device will talk to, in one order everywhere. Throws Error if that fails or takes longer
   /// than the timeout, Aborted after Abort.
   void Connect(const std::string& id, GpuBackend& backend);
-  /// The orderly end, after the last step and once the device is done; all processes.
-  void Close() { comms_.Close(); }
 
   void Transfer(std::span<const Participant> ends) override;
   void Exchange(std::span<const Participant> members) override;
@@ -103,6 +100,7 @@ class NcclLinks : public GpuLinks {
   void EndGroup() override { puts_ ? puts_->EndGroup() : comms_.EndGroup(); }
   void Poll() override { comms_.Poll(); }
   void Abort() override { comms_.Abort(); }
+  void Close() override { comms_.Close(); }
 
  private:
   void ConnectEdges(std::byte* memory, gpu::Stream stream);

@@ -25,10 +25,10 @@ struct NcclCommOptions {
   int max_ctas = 1;  ///< most CTAs of its kernels, one a SM; a power of two
 };
 
-/// What is used of NCCL, for one process and its GPU. Communicators are non-blocking: what is asked
-/// of one goes on behind the call until Ready says so, and nothing else may be asked of it, nor an
-/// event recorded behind it, before. All calls but Abort are made by the issuing thread. Whatever
-/// fails throws Error with what NCCL says and, where it is known, the remedy.
+/// The part of NCCL that is used, for one process and its GPU. Communicators are non-blocking: what
+/// is asked of one goes on behind the call until Ready says so, and nothing else may be asked of
+/// it, nor an event recorded behind it, before. All calls but Abort are made by the issuing thread.
+/// Whatever fails throws Error with what NCCL says and, where it is known, the remedy.
 class Nccl {
  public:
   virtual ~Nccl() = default;
@@ -53,7 +53,7 @@ class Nccl {
   virtual void* Register(NcclComm* comm, std::byte* data, size_t bytes) = 0;
   virtual void Deregister(NcclComm* comm, void* registration) noexcept = 0;
 
-  /// Send and Recv are called between these, which may be nested. What is in a group makes progress
+  /// Send and Recv are called between these, which may be nested. Calls in a group make progress
   /// together: none waits for another.
   virtual void GroupStart() = 0;
   virtual void GroupEnd() = 0;

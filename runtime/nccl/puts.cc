@@ -8,7 +8,7 @@
 namespace contraflow {
 namespace {
 
-/// Where a rank receives one message.
+/// Place at which a rank receives one message.
 struct MessagePlace {
   int32_t from, forward, producer, microbatch;
   int64_t offset;

@@ -22,16 +22,16 @@ using ShareBytes = std::function<std::vector<std::string>(const std::string& min
 /// free, and waits for the signal that comes with the message.
 class NcclPuts {
  public:
-  /// What is passed must outlive it.
+  /// All arguments must outlive it.
   NcclPuts(const Plan& plan, const RankOrder& order, int process, NcclComms& comms);
 
-  /// Where a device receives its messages, for NcclPuts of others to read.
+  /// Places at which a device receives its messages, for NcclPuts of others to read.
   static std::string PlacesOf(const Plan& plan, Device device, GpuBackend& backend);
   /// Opens a window on each edge onto the backend's LinkMemory, which has one size everywhere, and
   /// learns where to put messages. All processes call it, once the edges are connected.
   void Connect(GpuBackend& backend, const ShareBytes& share);
 
-  /// As GpuLinks.
+  /// Like those of GpuLinks.
   void Transfer(const Participant& self);
   void BeginGroup() { grouped_ = true; }
   void EndGroup();

@@ -88,7 +88,7 @@ contraflow_cell WeightCell(const contraflow_cell& backward) {
 
 namespace {
 
-/// What a stage asks for can be at most so large.
+/// Most bytes that a stage can ask for.
 constexpr size_t kMostBytes = size_t{1} << 40;
 constexpr int kMostBlocks = 1 << 20;
 

@@ -26,12 +26,12 @@ const contraflow_stage_api& LoadStages(const std::string& path);
 /// The plan, if it has whole chunks and messages; else throws Error with the remedy.
 const Plan& CheckCustom(const Plan& plan);
 
-/// What backward_weight gets of the cell of a backward.
+/// Cell that backward_weight gets for the cell of a backward.
 contraflow_cell WeightCell(const contraflow_cell& backward);
 
-/// One copy of a stage that somebody else wrote (runtime/stages/stage_api.h). What its functions
-/// say is wrong is thrown as an Error that names stage and function, and so is an exception that
-/// leaves one.
+/// One copy of a stage that somebody else wrote (runtime/stages/stage_api.h). An error that its
+/// functions return is thrown as an Error that names stage and function, and so is an exception
+/// that leaves one.
 class CustomStage {
  public:
   /// On a GPU with a stream (a cudaStream_t) for so many SMs; else null and 0.
@@ -50,7 +50,7 @@ class CustomStage {
   void OptimizerStep(void* stream);
 
   std::span<float> gradients() const { return gradients_; }
-  /// What it must keep to go on later; names live as long as the stage.
+  /// Blocks that it must keep to go on later; names live as long as the stage.
   std::vector<contraflow_block> Blocks() const;
 
  private:
@@ -75,7 +75,7 @@ class CustomStages {
   const Plan& plan() const { return plan_; }
   const contraflow_stage_api& api() const { return api_; }
   const contraflow_job& job() const { return job_; }
-  /// Of each value.
+  /// Bytes of each value.
   const ValueBytes& bytes() const { return bytes_; }
 
  private:

@@ -122,7 +122,7 @@ typedef struct contraflow_stage_api {
   const char* (*block)(void* stage, int32_t index, contraflow_block* block);
 } contraflow_stage_api;
 
-/* What a shared library of stages exports, by this name. The table lives as long as the library. */
+/* Exports of a shared library of stages, by this name. The table lives as long as the library. */
 const contraflow_stage_api* contraflow_stages(void);
 
 /* NOLINTEND(modernize-use-using) */

@@ -21,7 +21,7 @@ namespace {
 
 class ThreadWire;
 
-/// What the wires of a network share.
+/// State that the wires of a network share.
 struct ThreadHub {
   std::mutex mutex;  // guards all of it, and the wires
   std::vector<std::unique_ptr<ThreadWire>> wires;

@@ -8,7 +8,7 @@
 
 namespace contraflow {
 
-/// What travels in front of every message: what it is, as its sender sees it.
+/// The header of every message: its kind and size, as its sender sees them.
 struct Label {
   Instruction instruction;  ///< op, stage, layer, microbatch; the rest does not travel
   int32_t part = 0;         ///< which of several messages of one instruction

@@ -46,7 +46,7 @@ class WireTransport : public Transport {
     Transfer* transfer;
     int ticket;
   };
-  /// Who takes part in a sum or an exchange, in the order in which they are added.
+  /// The members of a sum or an exchange, in the order in which they are added.
   struct Parts {
     std::vector<Device> devices;
     std::vector<int> processes;
@@ -81,7 +81,7 @@ class WireTransport : public Transport {
   std::vector<Pending> pending_;                      // as posted
   Parts members_;                                     // of this one's expert group
   std::map<std::pair<int, Over>, Parts> parts_;       // of sums, by stage
-  // Of the sum or exchange under way, by part:
+  // State of the sum or exchange under way, by part:
   std::vector<int> sends_, receives_;  // tickets
   std::vector<std::span<const float>> shares_;
   std::vector<float> scratch_;  // where the shares of others are

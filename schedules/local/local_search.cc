@@ -1,6 +1,6 @@
 // Simulated annealing on the orders of the ranks. A move takes one action to another place of its
-// rank's list. What makes it fast: most moves are refused by an estimate of the longest path
-// through what they touch, and of those that are tried only what changes is computed again
+// rank's list. It is fast for these reasons: most moves are refused by an estimate of the longest
+// path through what they touch, and of those that are tried only what changes is computed again
 // (order_graph.h).
 
 #include <algorithm>
@@ -25,7 +25,7 @@ constexpr int64_t kBatch = 64, kPerProposal = 2;
 constexpr int64_t kCoolest = 50;
 /// Instructions for each action with which the heat begins to grow, with their root, and how far.
 constexpr int64_t kPerHeat = 500, kMostHeat = 12;
-/// What an action counts that is laid out in a graph.
+/// Work of an action that is laid out in a graph.
 constexpr int64_t kLayout = 10;
 
 /// The order with full backwards and pairs taken apart wherever that takes no longer: what comes
@@ -58,7 +58,7 @@ Order TakenApart(const SearchProblem& problem, const Order& order) {
 
 /// Tries to find an action on a longest path.
 constexpr int kTries = 8;
-/// Of ten proposals, those at the start of a block of a longest path.
+/// Proposals out of ten that start at a block of a longest path.
 constexpr int kAtBlocks = 3;
 
 /// Draws moves that have a chance to shorten an order, the same for a seed everywhere.
@@ -213,7 +213,7 @@ void ImproveWithin(const SearchProblem& problem, Time bound, uint64_t seed, int6
   // Room for sums over all ranks; no real costs come near.
   const auto ranks = static_cast<Time>(best->order.size());
   if (best->makespan > std::numeric_limits<Time>::max() / (256 * ranks)) return;
-  // What is left must let the search look at a good part of the actions once it has laid them out.
+  // The rest must let the search look at a good part of the actions once it has laid them out.
   const int64_t layout = kLayout * ActionCount(best->order);
   if (layout > budget / 2 || !work->Spend(layout)) return;
   work->Enter("local search");
@@ -222,8 +222,9 @@ void ImproveWithin(const SearchProblem& problem, Time bound, uint64_t seed, int6
   if (heat == 1) {
     Annealing(problem, bound, seed, work, best).Run({budget - layout, budget - layout, 1});
   } else {
-    // What a cool search finds, a hot one need not; it leaves what the cool one is stuck in. Each
-    // begins with the best so far. The first cools down so slowly as if it had all of the budget.
+    // A hot search need not find what a cool one finds; it leaves what the cool one is stuck in.
+    // Each begins with the best so far. The first cools down so slowly as if it had all of the
+    // budget.
     const int64_t eighth = (budget - 3 * layout) / 8;
     const Round rounds[] = {
         {8 * eighth, 3 * eighth, 1}, {3 * eighth, 3 * eighth, heat}, {2 * eighth, 2 * eighth, 1}};

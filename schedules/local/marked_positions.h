@@ -19,7 +19,7 @@ class MarkedPositions {
 
   bool empty() const { return count_ == 0; }
 
-  /// Where the next sweep starts: nothing is marked before that.
+  /// Start of the next sweep: nothing is marked before that.
   void StartAt(int32_t position) { block_ = static_cast<size_t>(position) / 64; }
 
   void Mark(int32_t position) {

@@ -11,7 +11,7 @@
 
 namespace contraflow {
 
-/// What all that propose moves draw them from, the same for a seed everywhere.
+/// Source of the draws of all that propose moves, the same for a seed everywhere.
 class MoveDraw {
  public:
   /// For orders with lists as long as the graph's.
@@ -42,9 +42,9 @@ class MoveDraw {
   }
 
   /// A longest path runs through blocks of actions without gaps, from each to the next by a
-  /// message. What stays inside its block changes nothing. So, for a block that begins at `start`:
-  /// its message, from the rank and place that `sender` gives (a rank below 0: none), is sent
-  /// earlier, or what follows fills the gap before it.
+  /// message. A move inside its block changes nothing. So, for a block that begins at `start`: its
+  /// message, from the rank and place that `sender` gives (a rank below 0: none), is sent earlier,
+  /// or what follows fills the gap before it.
   template <typename Sender>
   OrderGraph::Move AtBlock(const OrderGraph& graph, int rank, int start, int distance,
                            const Sender& sender) {

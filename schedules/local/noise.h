@@ -18,7 +18,7 @@ class NoiseDraw {
   /// `sigma` in 0..1. The problem must outlive it.
   NoiseDraw(const SearchProblem& problem, double sigma, uint64_t seed);
 
-  /// As SearchProblem::Duration.
+  /// Like SearchProblem::Duration.
   Time Duration(const Action& action, int k, int j = -1) const;
 
  private:

@@ -25,7 +25,7 @@ constexpr size_t kTrained = 64;
 constexpr int64_t kSmall = 1'000;
 constexpr int kChosen = 40;
 constexpr uint64_t kTrainSeed = 1'000'000, kChoiceSeed = 3'000'000;
-/// Of what is left of the work, what goes into the pool.
+/// Part of the work left that goes into the pool.
 constexpr int64_t kPoolShare = 4;
 /// Rounds of local search.
 constexpr int kRounds = 4;
@@ -34,7 +34,7 @@ constexpr int64_t kMostActions = 200'000;
 
 /// Proposals from one longest path. It changes with every move that is kept, but not much.
 constexpr int kUses = 8;
-/// Of ten proposals, those of any action at all, and those of an action on the path.
+/// Proposals out of ten of any action at all, and of an action on the path.
 constexpr int kAnywhere = 2, kOnPath = 3;
 
 /// Draws moves that have a chance to shorten an order in some draw, the same for a seed everywhere.

@@ -223,7 +223,7 @@ bool OrderGraph::Fits(const Move& move) const {
     return RoleOf(list[static_cast<size_t>(place)]);
   };
   if (move.to > move.from) {
-    // What is passed runs without what the moved action takes or gives.
+    // An action that is passed runs without the time that the moved one takes or gives.
     if (gain < 0) {
       for (int i = move.from + 1; i <= move.to; ++i) {
         if (levels_[r][static_cast<size_t>(i)] - gain + at(i).taken > limit_) return false;

@@ -119,7 +119,7 @@ void OrderGraph::Mark(int32_t node) {
 void OrderGraph::PropagateHeads() {
   const std::vector<int32_t>& list = ListOf(move_.rank);
   const size_t low = move_.low(), high = move_.high();
-  // What is moved must come before all else that it changes: the first place has the least
+  // The moved action must come before all else that it changes: the first place has the least
   // position.
   marked_.StartAt(At(list[low]).position);
   for (size_t i = low; i <= high + 1 && i < list.size(); ++i) Mark(list[i]);

@@ -24,8 +24,8 @@ class SampledTimes {
   /// Sum of the makespans of all draws.
   int64_t sum() const { return sum_; }
 
-  /// By how much a move would lengthen the draws that it lengthens, together, as far as can be told
-  /// from what it passes (OrderGraph::Estimate).
+  /// Time by which a move would lengthen the draws that it lengthens, together, as far as can be
+  /// told from what it passes (OrderGraph::Estimate).
   int64_t Worse(const OrderGraph::Move& move) const;
   /// After the graph's Apply has returned true, and after its Commit or Rollback.
   void Apply(const OrderGraph::Move& move);
@@ -34,12 +34,12 @@ class SampledTimes {
 
   /// Rank and place of the actions of a longest path of a draw, the last first.
   void Path(size_t draw, std::vector<std::pair<int, int>>* path) const;
-  /// As OrderGraph's, in one draw.
+  /// Like OrderGraph's, in one draw.
   int BlockStart(size_t draw, int rank, int place) const;
   std::pair<int, int> Sender(size_t draw, int rank, int place) const;
 
-  /// What was computed since the last call, in instructions of SearchWork: an action in 32 draws
-  /// takes about as long as one that is evaluated by itself.
+  /// Work computed since the last call, in instructions of SearchWork: an action in 32 draws takes
+  /// about as long as one that is evaluated by itself.
   int64_t TakeWork() { return std::exchange(work_, 0) * static_cast<int64_t>(lanes_) / 32; }
 
  private:

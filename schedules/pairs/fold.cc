@@ -172,7 +172,7 @@ std::optional<Order> WithOdd(const SearchProblem& problem, const Order& order) {
   const int count = std::min(problem.stages[0].count, problem.stages[up].count);
   std::optional<Order> best;
   Time least = 0;
-  // As a pair behind the k-th forward, or apart: then its backward is behind the k-th or the next.
+  // The backward is a pair with the k-th forward, or apart: then it is after the k-th or the next.
   for (int place = 0; place < 3 * count; ++place) {
     const int k = 1 + place / 3, form = place % 3;
     Order tried;
@@ -202,7 +202,7 @@ std::optional<Order> Extend(const SearchProblem& problem, const Order& order, in
   }
   std::optional<Order> best;
   Time least = 0;
-  // What starts before a moment stays, what starts later is put off as a whole.
+  // Chunks that start before a moment stay, later ones are put off as a whole.
   for (int cut = 0; cut < kCuts; ++cut) {
     const Time moment = run->makespan() / (3 * kCuts) * (kCuts + cut);
     Order longer = order;

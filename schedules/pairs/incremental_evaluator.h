@@ -19,7 +19,7 @@ class IncrementalEvaluator {
  public:
   static bool Takes(const SearchProblem& problem);
 
-  /// Nothing where the order does not run or fit. The problem must outlive it.
+  /// Returns nothing where the order does not run or fit. The problem must outlive it.
   static std::optional<IncrementalEvaluator> Of(const SearchProblem& problem, const Order& order);
 
   size_t ranks() const { return ranks_.size(); }
@@ -28,7 +28,7 @@ class IncrementalEvaluator {
   const std::vector<Time>& starts(size_t r) const { return ranks_[r].start; }
   Order TakeOrder() const;
   Time makespan() const { return makespan_; }
-  /// What a search makes less: the ends of all ranks, and above all the last of them.
+  /// Objective of a search: the ends of all ranks, and above all the last of them.
   Time cost() const { return cost_; }
 
   /// Whether the rank could run `piece` instead of its actions [from, to), which are the same work,

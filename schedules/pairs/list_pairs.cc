@@ -70,14 +70,14 @@ class PairLists {
     queue_.Reset(ranks_.size());
   }
 
-  /// Nothing where memory brings it to a standstill.
+  /// Returns nothing where memory brings it to a standstill.
   std::optional<Order> Run() {
     while (queue_.first_time() != kNever) Decide(queue_.first(), queue_.first_time());
     if (left_ > 0) return std::nullopt;
     return std::move(order_);
   }
 
-  /// Of the last run: the end of the last rank, and of all.
+  /// Ends of the last run: of the last rank, and of all.
   std::pair<Time, Time> ends() const {
     Time last = 0, sum = 0;
     for (const Rank& rank : ranks_) {
@@ -101,7 +101,7 @@ class PairLists {
     int weights = 0;                     // that wait
     std::vector<Time> f_in, b_in;
   };
-  /// What a rank could run now, and when more comes.
+  /// Chunks that a rank could run now, and when more come.
   struct Ready {
     int32_t forward = -1, backward = -1;
     Time next_forward = kNever, next_backward = kNever;

@@ -17,7 +17,7 @@ namespace contraflow {
 namespace {
 
 constexpr int64_t kCoolings = 1024;
-/// What a component of a shared run counts, in instructions of a chunk-level run.
+/// Work of a component of a shared run, in instructions of a chunk-level run.
 constexpr int64_t kPerComponent = 4;
 
 /// Ticks of all components of a stage, in the mean.

@@ -92,7 +92,7 @@ std::optional<PairMove> DrawMove(const ActionList& list, std::mt19937_64* random
 /// later. Replaces `best` by shorter ones until `bound` is reached or `budget` instructions or all
 /// of the work is spent. Deterministic for a seed. Does nothing where IncrementalEvaluator does not
 /// take the problem.
-/// Where memory is too short for DualPipe's order, half of the budget is for one with fewer
+/// If memory is too short for DualPipe's order, half of the budget is for one with fewer
 /// micro-batches in flight, which is returned: `best` is of another kind, and may be as short in
 /// the end.
 std::optional<SearchResult> ImprovePairs(const SearchProblem& problem, Time bound, uint64_t seed,

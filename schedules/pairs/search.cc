@@ -94,7 +94,7 @@ void Anneal(const SearchProblem& problem, Time bound, uint64_t seed, int64_t bud
   }
 }
 
-/// Nothing where the order does not run or fit.
+/// Returns nothing where the order does not run or fit.
 std::optional<Time> MakespanOf(const SearchProblem& problem, const Order& order) {
   const std::optional<IncrementalEvaluator> run = IncrementalEvaluator::Of(problem, order);
   if (!run) return std::nullopt;
@@ -212,7 +212,7 @@ void ImproveFromPhases(const SearchProblem& problem, const std::optional<SearchP
   if (std::optional<Order> lists = ListPairs(problem, budget / kListShare, work)) {
     Offer(problem, std::move(*lists), best);
   }
-  // Of an odd number of ranks, or of micro-batches, what is mirrored is simpler, but not as good.
+  // With an odd number of ranks, or of micro-batches, a mirrored order is simpler, but not as good.
   if (folded) AnnealHalf(problem, *folded, bound, seed, budget / kHalfShare, work, best);
   Anneal(problem, bound, seed, std::max<int64_t>(work->left() - end, 0), 4, work, best);
 }

@@ -1,7 +1,7 @@
 // DualPipe holds one activation more than it has ranks, all of the time. Where memory is shorter by
 // a share, a schedule has to do without that share of the micro-batches in flight: so the order is
-// made for more micro-batches than there are, and every so many of them are left out. What is left
-// runs as before, and no rank ever holds all that it would.
+// made for more micro-batches than there are, and every so many of them are left out. The rest runs
+// as before, and no rank ever holds all that it would.
 
 #include <algorithm>
 #include <cstddef>
@@ -161,7 +161,7 @@ class Thinner {
     }
   }
 
-  /// Nothing where it does not fit.
+  /// Returns nothing where it does not fit.
   std::optional<Order> Thinned(const LeftOut& out) {
     const int count = static_cast<int>(out.front().size());
     if (!more_ || more_->stages.front().count != count) {

@@ -1,7 +1,7 @@
 // A step takes no less than, for any rank: the forwards of the layers before its first stage and
 // their messages, all its own work, and the backwards of those layers with their messages. That
-// depends on no order, so the partition with the least of it is a good start for any schedule. What
-// an order makes of it is for the judge.
+// depends on no order, so the partition with the least of it is a good start for any schedule. The
+// judge says what an order makes of it.
 
 #include <algorithm>
 #include <limits>
@@ -36,7 +36,7 @@ class Balance {
     }
   }
 
-  /// Of stage s of a route, as if its rank had no other: with the layers first..last-1.
+  /// Time of stage s of a route, as if its rank had no other: with the layers first..last-1.
   Time OfStage(size_t route, int s, int first, int last) const {
     const auto rank = static_cast<size_t>(frame_.routes[route].ranks[static_cast<size_t>(s)]);
     return Around(route, s, first) + Work(route, rank, first, last);
@@ -82,7 +82,7 @@ class Balance {
            2 * hops_[route][static_cast<size_t>(s)];
   }
 
-  /// Of all micro-batches of a route with these layers.
+  /// Work of all micro-batches of a route with these layers.
   Time Work(size_t route, size_t rank, int first, int last) const {
     const auto count = static_cast<Time>(frame_.routes[route].microbatches.size());
     const Time work = count * (layers_.work_before(last) - layers_.work_before(first));

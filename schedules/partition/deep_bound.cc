@@ -17,7 +17,7 @@
 // over their ends finds the partition with the least. Floors that come out higher than others are
 // given more weight, a few times.
 //
-// What single layers come to beside that: whole_layers.cc.
+// Single layers are beside that: whole_layers.cc.
 
 #include <algorithm>
 #include <cmath>

@@ -8,7 +8,7 @@
 
 namespace contraflow {
 
-/// What passes before and between the stages of one route on ranks that are alike.
+/// Times before and between the stages of one route on ranks that are alike.
 class DeepRoute {
  public:
   DeepRoute(const Spec& spec, const LayerStages& layers, const Plan& frame)
@@ -26,7 +26,7 @@ class DeepRoute {
   }
 
   Time microbatches() const { return microbatches_; }
-  /// What forwards a rank can have run before its first backward; nothing: all.
+  /// Forwards that a rank can have run before its first backward; nothing: all.
   std::optional<Time> held() const { return held_; }
   size_t stages() const { return of_.size(); }
   /// How many ranks there are, and which stages each has.
@@ -55,11 +55,11 @@ class DeepRoute {
   std::vector<std::vector<size_t>> stages_;
 };
 
-/// What whole layers come to on the ranks together, up to `enough` (whole_layers.cc).
+/// Time of whole layers on the ranks together, up to `enough` (whole_layers.cc).
 Time WholeLayers(const LayerStages& layers, const LayerWork& work, const DeepRoute& route,
                  Time enough);
 
-/// What the rank of one layer comes to, of the layer where that is most.
+/// Time of the rank of one layer, of the layer where that is most.
 Time HeaviestLayer(const LayerStages& layers, const LayerWork& work, const DeepRoute& route);
 
 }  // namespace contraflow

@@ -16,8 +16,8 @@
 //
 //     P * makespan >= sum of heads + M * sum of work.
 //
-// Where ranks differ in speed, each rank's own work takes that longer, what others do before and
-// behind it no less than on the fastest, and work is divided by the sum of all speeds.
+// If ranks differ in speed, each rank's own work takes that longer, the work of others before and
+// after it no less than on the fastest, and work is divided by the sum of all speeds.
 //
 // The work of a layer is its price (layer_work.cc).
 
@@ -175,7 +175,7 @@ class LinearBound {
 
   Time OfSegment(int r, int i, int j) {
     StageSurroundings around;
-    // Where micro-batches differ, what is around one of them depends on which it is.
+    // If micro-batches differ, the times around one of them depend on which it is.
     if (spec_.costs.microbatch_scale.empty()) {
       const int count = layers_.layers(), behind = spec_.ranks - 1 - r;
       const double fastest = Fastest(spec_);
@@ -217,8 +217,8 @@ class LinearBound {
   const Plan alone_;
 };
 
-/// What no stage takes for a micro-batch in a step shorter than `enough`; 0, and no price is more
-/// than what the compute lane is busy with, where micro-batches differ.
+/// Time that no stage takes for a micro-batch in a step shorter than `enough`; 0, and no price is
+/// more than the compute lane's busy time, where micro-batches differ.
 Time MostOfStage(const Spec& spec, const Plan& frame, Time enough) {
   if (!spec.costs.microbatch_scale.empty()) return 0;
   size_t most = 1;
@@ -228,7 +228,7 @@ Time MostOfStage(const Spec& spec, const Plan& frame, Time enough) {
   return static_cast<Time>(time * Fastest(spec) * (1 + 1e-9)) + 1;
 }
 
-/// What all ranks do together.
+/// Bound by the work of all ranks together.
 Time AverageBound(const Spec& spec, const LayerStages& layers, const LayerWork& work,
                   const Plan& frame) {
   const Time hop = LeastHop(spec.costs);

@@ -9,16 +9,16 @@
 
 namespace contraflow {
 
-/// What a message takes, at least, whichever layers stages end with.
+/// Least time of a message, whichever layers stages end with.
 Time LeastHop(const CostModel& costs);
-/// What the compute lane is busy with a micro-batch of a stage, at least, in pairs or not.
+/// Least time for which the compute lane is busy with a micro-batch of a stage, in pairs or not.
 Time LeastWorkOf(const StageCost& cost);
 double SpeedOf(const Spec& spec, int rank);  ///< RankCost::speed
 double Fastest(const Spec& spec);            ///< of all ranks
-/// What so much work takes at this speed, at least, in so many rounded durations.
+/// Least time of so much work at this speed, in so many rounded durations.
 Time AtLeast(Time work, double speed, int64_t durations);
-/// What forwards a rank can have run before its first backward, at most, with all micro-batches of
-/// any layers that a memory limit holds; nothing where it limits none.
+/// Most forwards that a rank can have run before its first backward, with all micro-batches of any
+/// layers that a memory limit holds; nothing where it limits none.
 std::optional<Time> MostForwardsHeld(const Spec& spec, const LayerStages& layers);
 
 /// BoundOfPartitions for placements with two stages a rank; nothing for others, for micro-batches

@@ -37,7 +37,7 @@ void AppendTimes(std::string_view unit, size_t times, std::string* out) {
   for (size_t i = 0; i < times; ++i) *out += unit;
 }
 
-/// (..)*n as often as it says. What has no repeat behind it stays.
+/// (..)*n as often as it says. A text with no repeat after it stays.
 std::string WithoutGroups(std::string_view text) {
   std::string out;
   for (size_t at = 0; at < text.size();) {

@@ -6,8 +6,8 @@
 //     price = min over stages that have some of (work of the stage - prices of the others) /
 //     number.
 //
-// The work of every stage is then no less than the prices of its layers. What a compute lane is
-// busy with is the price to begin with, and kinds are raised one after the other.
+// The work of every stage is then no less than the prices of its layers. The busy time of a compute
+// lane is the price to begin with, and kinds are raised one after the other.
 
 #include "schedules/partition/layer_work.h"
 
@@ -53,7 +53,7 @@ void LayerWork::RaisePrice(int kind, std::vector<Time>* prices) {
     int of_kind = 0;
     for (int last = first; last < count; ++last) {
       if (!Looks(first, last + 1)) {
-        // As long a stage no partition of interest has.
+        // No partition of interest has as long a stage.
         break;
       }
       if (layers_.kind(last) == kind) {

@@ -6,16 +6,16 @@
 
 namespace contraflow {
 
-/// What the compute of a stage takes for a micro-batch at least, F, B and W, in pairs or not
-/// (LeastWorkOf), for stages that are looked at again and again; and a price of each layer that
-/// sums up to no more than that, whichever stages layers are in.
+/// Least compute of a stage for a micro-batch, F, B and W, in pairs or not (LeastWorkOf), for
+/// stages that are looked at again and again; and a price of each layer that sums up to no more
+/// than that, whichever stages they form.
 class LayerWork {
  public:
   /// Only of stages whose compute lane alone is busy for less than `most` a micro-batch: of others
   /// that is all that is known. `layers` must outlive this.
   LayerWork(LayerStages* layers, Time most);
 
-  /// Of a stage with the layers first..last-1.
+  /// Work of a stage with the layers first..last-1.
   Time Of(int first, int last);
   /// The prices of the layers before the i-th.
   Time before(int i) const { return before_[static_cast<size_t>(i)]; }

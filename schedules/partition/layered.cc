@@ -62,10 +62,10 @@ Partition PartitionOf(const Schedule& schedule, const Spec& spec, const Plan& fr
   };
   const auto judge = [&](const Partition& partition) { return worth(partition, false); };
   std::vector<Partition> starts = StartingPartitions(*layers, frame, spec.costs);
-  // Of the bound only its partition is wanted.
+  // Only the partition of the bound is wanted.
   Spec quick = spec;
   quick.search.budget = 0;
-  // What the schedule holds, its order says.
+  // The order of the schedule says what it holds.
   const Partition balanced = BalancedPartition(quick, layers, frame, judge(starts.front()).step);
   if (!balanced.empty() && std::ranges::count(starts, balanced) == 0) starts.push_back(balanced);
   const PartitionJudge last = [&](const Partition& partition) {
@@ -117,8 +117,8 @@ Plan FromPublished(const Schedule& schedule, const Spec& spec, const SearchContr
       return plan;
     });
   };
-  // What fits as it is may have another partition than what is recomputed or goes to the host, and
-  // the latter is chosen when no order is known.
+  // A plan that fits as it is may have another partition than one that is recomputed or goes to the
+  // host, and the latter is chosen when no order is known.
   const std::vector<Spec> ways = WithoutAndWith(spec);
   std::vector<Partition> partitions;
   bool possible = true;  // as asked for, which comes last
@@ -132,7 +132,7 @@ Plan FromPublished(const Schedule& schedule, const Spec& spec, const SearchContr
     const Partition& last = partitions.back();
     const Partition even = EvenPartition(layers.layers(), frame.stages);
     if (ways.size() == 1) {
-      // What runs again is not judged with a partition, so one that ignores it, and one for which
+      // A partition is not judged with what runs again, so one that ignores it, and one for which
       // nothing needs to, may do better.
       Spec plain = spec;
       plain.recompute = {};
@@ -237,8 +237,8 @@ bool Proves(const Spec& of, const SearchControl& control, Time step) {
          BoundOfPartitions(of, &layers, candidates.front().frame, step).value >= step;
 }
 
-/// What is searched without recompute or offloading has this part of the budget at first, and all
-/// of it unless its step is longer than the shortest by more than this percentage of it.
+/// Share of the budget for a search without recompute or offloading at first, and all of it unless
+/// its step is longer than the shortest by more than this percentage of it.
 constexpr int64_t kFirstWithout = 4, kHopeless = 10;
 
 /// Shapes, in each way to use what a spec leaves open: partitions are chosen for what is recomputed
@@ -270,7 +270,7 @@ class WaySearch {
     return step;
   }
 
-  /// Of what fits; there must be something.
+  /// Shortest of those that fit; there must be one.
   Time shortest() const { return *shortest_; }
 
   /// Throws the Error of the last way where there is no plan.
@@ -303,7 +303,7 @@ Plan Searched(const Spec& spec, const SearchControl& control) {
   }
   CheckBought(spec, control);
   std::vector<Spec> ways = WithoutAndWith(spec);
-  // Where memory has no limit, nothing needs to be recomputed or to go to the host.
+  // Without a memory limit, nothing needs to be recomputed or to go to the host.
   if (!spec.memory_limit && DevicesOf(spec).empty()) ways.resize(1);
   WaySearch search(spec, shapes, control);
   std::vector<std::pair<const Spec*, Time>> again;

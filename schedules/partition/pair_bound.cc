@@ -88,7 +88,7 @@ class PairBound {
     for (int question = 1; question <= kQuestions && from < enough_ && close_ > 0; ++question) {
       const Time most = from + (enough_ - from) * question / kQuestions;
       PartitionBound found = Below(most);
-      // What ended without a close look may be no more than is known.
+      // A look that ended early may be no more than is known.
       if (found.value >= best.value) best = std::move(found);
       if (best.value < most) break;
     }
@@ -108,12 +108,12 @@ class PairBound {
     return layer.moe || cost.bw < cost.b + cost.w || cost.fb < cost.f + cost.bw;
   }
 
-  /// Of step k with the layers i..to-1 alone in its first stage.
+  /// Time of step k with the layers i..to-1 alone in its first stage.
   Time OfFirst(int k, int i, int to) const {
     return ranks_.Head(i, k) + ranks_.OfAll(k, Price(i, to), 0);
   }
 
-  /// Of step k with both stages, the second one with the layers begin..end-1.
+  /// Time of step k with both stages, the second one with the layers begin..end-1.
   Time OfBoth(int k, int i, int to, int begin, int end) const {
     const int second = pairing_.nested
                            ? (pairing_.second > 0 ? spec_.ranks - 1 - k : 2 * spec_.ranks - 1 - k)
@@ -139,7 +139,7 @@ class PairBound {
                                ranks_.Tail(begin, hops));
   }
 
-  /// Of the one stage of the middle rank for both routes.
+  /// Time of the one stage of the middle rank for both routes.
   Time OfMiddle(int k, int i, int to) const {
     return ranks_.Head(i, k) + ranks_.OfAll(k, Work(i, to), Work(i, to));
   }
@@ -170,7 +170,7 @@ class PairBound {
       Run(count_, &best);
       return best;
     }
-    // Where the second stages begin.
+    // Start of the second stages.
     for (int cut = pairing_.steps; cut <= count_ - pairing_.steps; ++cut) Run(cut, &best);
     return best;
   }
@@ -212,7 +212,7 @@ class PairBound {
     const bool last = k + 1 == pairing_.steps;
     const bool alone = last && pairing_.middle;
     const int behind = pairing_.steps - 1 - k;
-    // What the other steps need at least.
+    // The other steps need at least this.
     const int first_end = (pairing_.nested ? j : cut) - behind;
     for (int to = i + 1; to <= first_end; ++to) {
       if (alone) to = j;

@@ -19,12 +19,12 @@ struct Pairing {
   bool middle = false;         ///< of an odd number of ranks the middle one has one stage
 };
 
-/// Nothing for other placements.
+/// Returns nothing for other placements.
 std::optional<Pairing> PairingOf(const Plan& frame);
 
-/// What passes around stages of any layers, and what they say alone. A step is a rank, or ranks r
-/// and P-1-r of two routes; they are filled one after the other, the first stages from the first
-/// layer on.
+/// Times around stages of any layers, and what they say alone. A step is a rank, or ranks r and
+/// P-1-r of two routes; they are filled one after the other, the first stages from the first layer
+/// on.
 class PairedRanks {
  public:
   /// All of these must outlive it.
@@ -44,15 +44,15 @@ class PairedRanks {
   /// stage comes after so many hops.
   Time BackAt(int layer, int hops) const;
 
-  /// What rank k, or the fuller one of the two of step k, has of two stages with so much each for a
-  /// micro-batch.
+  /// Time of rank k, or of the fuller one of the two of step k, with two stages of so much each for
+  /// a micro-batch.
   Time OfAll(int k, Time a, Time b) const;
 
   /// The bound from what step k says alone, with the layers i..to-1 and begin..end-1 (`alone`:
   /// without the second ones), however they overlap; for ranks that are alike.
   Time Prove(int k, int i, int to, int begin, int end, bool alone);
 
-  /// What the steps behind step k have room for in a step shorter than `most`.
+  /// Finds the room of the steps after step k in a step shorter than `most`.
   void FindRoom(Time most);
   /// True if they have no room for the layers left, to..inner-1 and, of two intervals, those from
   /// `outer` on.

@@ -26,8 +26,8 @@ void CheckDevicesForLayers(const Spec& spec, const SearchControl& control);
 /// holds for any partition (BoundOfPartitions).
 void CoverPartitions(const Spec& spec, const SearchControl& control, Plan* plan);
 
-/// What a partition is worth: what its fullest rank holds beyond the limit, then the time of a
-/// step, then, where these are equal, how many layers its largest stage has. Less is better.
+/// Worth of a partition: the excess of its fullest rank over the limit, then the time of a step,
+/// then, where these are equal, how many layers its largest stage has. Less is better.
 struct PartitionWorth {
   int64_t excess = 0;
   Time step = 0;

@@ -149,7 +149,7 @@ CostModel AlikeStages(const CostModel& costs, int stages, Overlap overlap) {
   made.partition.clear();
   made.partition_of.clear();
   made.shares.clear();  // as the components have their layers
-  // Of the stages there is no more than what all of them have.
+  // The largest stage has no more than all of them.
   StageCost most;
   for (const StageCost& stage : made.stages) {
     most.reduce = std::max(most.reduce, stage.reduce);

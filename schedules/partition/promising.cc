@@ -15,8 +15,8 @@
 namespace contraflow {
 namespace {
 
-/// Of a search, in nanoseconds, with which partitions are judged as often as they can be; with less
-/// they are judged less often, but so many times at least.
+/// Budget of a search, in nanoseconds, with which partitions are judged as often as they can be;
+/// with less they are judged less often, but so many times at least.
 constexpr double kWholeBudget = 1e9;
 constexpr int64_t kFewestJudged = 40;
 /// Bounds of partitions that are proven to choose what is searched, at most.

@@ -13,7 +13,7 @@ struct Chance {
   Partition partition;
 };
 
-/// What partitions are worth, whatever the budget.
+/// Worth of partitions, whatever the budget.
 struct Judged {
   std::map<Partition, PartitionWorth> bound, published;
 

@@ -1,6 +1,6 @@
-// What a rank must hold grows with each layer that its stages get. So stages are filled one after
-// the other, those of about the same size first, and a choice is left as soon as it needs as much
-// as the best partition found before, which is at first what single layers that move come to.
+// The need of a rank grows with each layer that its stages get. So stages are filled one after the
+// other, those of about the same size first, and a choice is left as soon as it needs as much as
+// the best partition found before, which is at first what single layers that move come to.
 
 #include "schedules/partition/roomiest.h"
 
@@ -46,7 +46,7 @@ class RoomiestSearch {
       if (recomputes_) input_ = std::max(input_, InputBytes(even, s).value_or(0));
     }
     workspace_ = even.memory ? even.memory->workspace_bytes : 0;
-    // What is beside the stages, workspace and messages.
+    // Bytes beside the stages, workspace and messages.
     const Partition partition = EvenPartition(count_, frame.stages);
     Held held(frame);
     AddAll(partition, &held);
@@ -97,7 +97,7 @@ class RoomiestSearch {
       int64_t& kept = held->kept[route][here];
       held->peak = std::max(held->peak, kept + whole);
       kept += std::min(whole, input_);
-      // Of a stage that both routes have there is one copy.
+      // A stage that both routes have there has one copy.
       if (rank != before) held->fixed[here] += fixed;
       before = rank;
     }

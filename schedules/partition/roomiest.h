@@ -13,10 +13,10 @@ struct Roominess {
   Partition partition = {};
 };
 
-/// Of all partitions for the routes of `frame` the one that needs least of the memory limit and the
-/// devices of a spec, as a search counts that: on each rank what is fixed, and room for what the
-/// fullest one has in flight. Exact where the model is small, else the best of some thousand.
-/// Where the spec may recompute all stages, they are. The costs must say what activations take.
+/// Returns the partition for the routes of `frame` that needs least of the memory limit and the
+/// devices of a spec, as a search counts that: on each rank the fixed bytes, and room for what the
+/// fullest one has in flight. Exact where the model is small, else the best of some thousand. If
+/// the spec may recompute all stages, they are. The costs must say what activations take.
 Roominess RoomiestPartition(const Spec& spec, const Plan& frame, LayerStages* layers);
 
 }  // namespace contraflow

@@ -36,7 +36,7 @@ namespace {
 /// without an end that is proven, and what share of the budget that is.
 constexpr int kMostUnproven = 4;
 constexpr int64_t kShortShare = 16;
-/// Of those the ones that are searched again, each with so many such shares.
+/// Partitions of those that are searched again, each with so many such shares.
 constexpr size_t kMostAgain = 2;
 constexpr int64_t kSharesAgain = 2;
 
@@ -89,7 +89,7 @@ class ShapeSearch {
     pairs_ = MakeProblem(frame_, even.costs, std::nullopt).pairs;
   }
 
-  /// What the whole budget of the spec finds for the one partition that it allows; nothing where it
+  /// Result of the whole budget of the spec for the one partition that it allows; nothing where it
   /// allows others.
   std::optional<FoundPlan> Fixed() {
     const std::optional<Partition> fixed = FixedPartition(of_, frame_.stages);
@@ -111,7 +111,7 @@ class ShapeSearch {
     if (!roomiest_) roomiest_ = RoomiestPartition(of_, frame_, &layers_);
     return *roomiest_;
   }
-  /// What would fit it.
+  /// Advice that would make it fit.
   std::string Advice() {
     return MemoryAdvice(StagedChunks(of_, frame_, &layers_, Roomiest().partition));
   }
@@ -123,7 +123,7 @@ class ShapeSearch {
       tried_.clear();
     }
     TryPromising();
-    // Where that helps, it does so again, else more is made of what has been tried.
+    // If that helps, it does so again, else more is made of what has been tried.
     if (!control_.stopped() && TryTuned(0)) {
       if (!control_.stopped()) TryTuned(1);
     } else {
@@ -151,7 +151,7 @@ class ShapeSearch {
       }
     }
     if (best_ && FitsMemory(best_->plan, *best_->plan.costs, of_)) return;
-    // What fits has other stages, if anything does; else it says what is lacking.
+    // A plan that fits has other stages, if any does; else it says what is lacking.
     if (!best_ && !CountsBytes(of_.costs)) throw *why_not;
     best_.reset();
     tried_.clear();
@@ -197,7 +197,7 @@ class ShapeSearch {
     const Partition even = EvenPartition(layers_.layers(), frame_.stages);
     std::vector<Partition> stretches = FullStretches(layers_.layers(), frame_.stages);
     std::vector<Partition> uneven = UnevenPasses(frame_, {even, partition_});
-    // Those that come first are looked at for sure.
+    // The first ones are looked at for sure.
     if (time > 0) std::swap(stretches, uneven);
     std::ranges::move(uneven, std::back_inserter(starts));
     std::ranges::move(stretches, std::back_inserter(starts));
@@ -215,8 +215,7 @@ class ShapeSearch {
   /// A long one of the partition of which most is hoped, where that is not the best, and of the
   /// best.
   void TryHopeful() {
-    // Of a partition whose bound is low more may come than of the one with the shortest step so
-    // far.
+    // A partition whose bound is low may give more than the one with the shortest step so far.
     const auto hoped = [](const Tried& one) { return one.step / 4 + 3 * (one.bound / 4); };
     const Partition hopeful = std::ranges::min_element(tried_, {}, hoped)->partition;
     if (hopeful != partition_) SearchIfFits(hopeful, left_ / 3);
@@ -225,8 +224,8 @@ class ShapeSearch {
     if (!control_.stopped()) SearchIfFits(Partition(partition_), left_ / share);
   }
 
-  /// What the layers of the best make that move under its order, searched with half of what is
-  /// left; the other half goes on from the best order.
+  /// Searches with half of the rest what the layers of the best make that move under its order; the
+  /// other half goes on from the best order.
   void TryMoved() {
     // Recomputed stages are chosen with the order, so that another partition may not have them.
     const auto judge = [&](const Partition& moved) {
@@ -253,7 +252,7 @@ class ShapeSearch {
       if (!pairs_ || of_.costs.unlike_microbatches()) return false;
       candidate->frame.routes = from.routes;
     }
-    // Those of two routes may have been shared out anew.
+    // Micro-batches of two routes may have been shared out anew.
     if (candidate->frame.routes != from.routes) return false;
     const SearchProblem problem =
         MakeProblem(candidate->frame, candidate->spec.costs, candidate->spec.memory_limit);
@@ -286,7 +285,7 @@ class ShapeSearch {
 
   bool PlainOrders() const { return !pairs_ && OrdersAlone(); }
 
-  /// Nothing where it does not fit.
+  /// Returns nothing where it does not fit.
   std::optional<Candidate> CandidateOf(const Partition& partition) {
     const std::vector<Candidate> candidates =
         CandidatesOf(StagedChunks(of_, frame_, &layers_, partition));
@@ -310,8 +309,8 @@ class ShapeSearch {
     Offer(partition, std::move(found));
   }
 
-  /// Where something is found already: nothing of what turns out not to fit, as no bound looks at
-  /// all that is held, and layers that move may leave too little room for what runs again.
+  /// If something is found already: leaves out what turns out not to fit, as no bound looks at all
+  /// that is held, and layers that move may leave too little room for what runs again.
   void SearchIfFits(const Partition& partition, int64_t budget) {
     try {
       Search(partition, budget);

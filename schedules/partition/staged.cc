@@ -1,4 +1,4 @@
-// What a partition makes of a spec with layers, and what it is worth under a given order.
+// Stages that a partition makes of a spec with layers, and their worth under a given order.
 
 #include "schedules/partition/staged.h"
 
@@ -19,8 +19,8 @@ namespace {
 /// Instructions that may be simulated to improve one partition, about.
 constexpr int64_t kMostSimulated = 8'000'000;
 
-/// What each rank needs whatever is recomputed or offloaded, which is chosen later and may be what
-/// makes it fit: all that is fixed, and room for one activation.
+/// Least need of each rank whatever is recomputed or offloaded, which is chosen later and may make
+/// it fit: all that is fixed, and room for one activation.
 std::vector<int64_t> LeastOfRanks(const Plan& plan, const CostModel& costs) {
   std::vector<int64_t> least(static_cast<size_t>(plan.ranks), 0);
   for (const Route& route : plan.routes) {
@@ -119,14 +119,14 @@ PartitionWorth WorthOf(const Plan& plan, const Spec& staged) {
 
 int64_t MostJudged(const Spec& spec, int stages) {
   int64_t instructions = int64_t{3} * stages * spec.microbatches;
-  // What is recomputed is chosen for each again.
+  // Recompute is chosen for each again.
   if (spec.recompute.choice != Recompute::Choice::kNone) instructions *= 2;
   return std::max<int64_t>(1, kMostSimulated / instructions);
 }
 
 Partition BestFrom(const std::vector<Partition>& starts, const PartitionJudge& judge, int64_t most,
                    const PartitionJudge& last) {
-  // What several starts come to is judged once.
+  // The result of several starts is judged once.
   std::map<Partition, PartitionWorth> known;
   const auto once = [&](const Partition& partition) {
     const auto [at, unknown] = known.try_emplace(partition);

@@ -17,7 +17,7 @@ inline constexpr PartitionWorth kImpossible = {INT64_MAX, 0, 0};
 
 /// How far the components of a spec's layers overlap.
 Overlap OverlapOf(const Spec& spec);
-/// What the spec asks for, or kAuto.
+/// Choice of the spec, or kAuto.
 PartitionChoice ChoiceOf(const Spec& spec);
 /// The partition that the spec asks for, where that leaves nothing to choose.
 std::optional<Partition> FixedPartition(const Spec& spec, int stages);
@@ -42,7 +42,8 @@ Spec StagedChunks(const Spec& spec, const Plan& frame, LayerStages* layers,
 /// Returns the bytes that each rank holds at most, all counted.
 std::vector<int64_t> TotalOfRanks(const Plan& plan, const CostModel& costs);
 
-/// Of a compute order with the costs and the memory of a spec of stages. Components do not count.
+/// Worth of a compute order with the costs and the memory of a spec of stages. Components do not
+/// count.
 PartitionWorth WorthOf(const Plan& plan, const Spec& staged);
 
 /// How many partitions into so many stages may be judged by an order, about.

@@ -12,7 +12,7 @@
 
 namespace contraflow {
 
-/// What stages cost that are made of the layers of a model.
+/// Costs of stages that are made of the layers of a model.
 class LayerStages {
  public:
   /// `costs` has layers.
@@ -26,7 +26,7 @@ class LayerStages {
   /// Which entry of CostModel::layers the i-th layer is.
   int kind(int i) const { return kinds_[static_cast<size_t>(i)]; }
 
-  /// Of a stage with the layers first..last-1: f, b and w are sums over them. Where they have
+  /// Cost of a stage with the layers first..last-1: f, b and w are sums over them. Where they have
   /// components, bw and fb are what DeriveChunkCosts makes of these soon; of many layers, of rows
   /// of at most 24 of them, one behind the other.
   const StageCost& CostOf(int first, int last);
@@ -113,7 +113,7 @@ CostModel AlikeStages(const CostModel& costs, int stages, Overlap overlap);
 /// Why the layers cannot become so many stages as the choice says, or "".
 std::string RejectPartition(const CostModel& costs, const PartitionChoice& choice, int stages);
 
-/// As many layers in each stage; the first ones have one more where that does not divide.
+/// Equally many layers in each stage; the first ones have one more where that does not divide.
 Partition EvenPartition(int layers, int stages);
 
 }  // namespace contraflow

@@ -26,7 +26,7 @@ namespace {
 /// Stages of each rank, ascending.
 using Passes = std::vector<std::vector<size_t>>;
 
-/// Nothing where there are no passes whose sizes could differ.
+/// Returns nothing where there are no passes whose sizes could differ.
 std::optional<Passes> PassesOf(const Plan& frame) {
   if (frame.routes.size() != 1) return std::nullopt;
   Passes passes(static_cast<size_t>(frame.ranks));
@@ -53,13 +53,13 @@ bool Shift(const Passes& passes, std::pair<size_t, size_t> ranks, size_t from, s
 /// what starts are looked at with them have so much of the work, each.
 constexpr size_t kFewPolicies = 3, kStride = 619;
 constexpr int64_t kLookShare = 8;
-/// Of the work, what goes to the order at the end.
+/// Share of the work for the order at the end.
 constexpr int64_t kOrderShare = 3;
 /// Schedules with fewer of which nothing is found, for which one more start is worth going on from,
 /// and how many starts at most.
 constexpr int64_t kFewestSchedules = 50, kSchedulesEach = 1000;
 constexpr size_t kMostStarts = 16;
-/// Of ten changes, those of the partition; and of four of these, those of passes.
+/// Changes out of ten of the partition; and out of four of these, those of passes.
 constexpr size_t kOfPartition = 3, kOfPasses = 3;
 /// Places where the stages with a layer more begin.
 constexpr int kStretches = 12;

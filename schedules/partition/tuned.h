@@ -11,7 +11,7 @@
 namespace contraflow {
 
 /// Partitions with passes of different sizes, made of others: the first ranks, or the last, have a
-/// layer less in one of their stages and one more in another. What a rank has in all stays. For one
+/// layer less in one of their stages and one more in another. The total of a rank stays. For one
 /// route on which all ranks have as many stages, several; else none.
 std::vector<Partition> UnevenPasses(const Plan& frame, const std::vector<Partition>& of);
 
@@ -25,7 +25,7 @@ struct TunedPartition {
   SearchResult found;
 };
 
-/// What a partition makes of the model; nothing where no order of it can fit.
+/// Problem that a partition makes of the model; nothing where no order of it can fit.
 using ProblemOf = std::function<std::optional<SearchProblem>(const Partition&)>;
 
 /// Partition and order together: the rules of a list scheduler and the sizes of stages are changed

@@ -1,7 +1,7 @@
 // Bounds for any partition where each rank has several stages, from layers that are whole.
 //
-// Of a set of n layers the ranks have n together, and what k of them take is no less than the k
-// shortest of the set do. So a makespan T needs
+// A set of n layers is on n ranks together, and k of them take no less than the k shortest of the
+// set. So a makespan T needs
 //
 //     sum over r of (the most k with which no floor that is known of it is above T) >= n,
 //
@@ -36,7 +36,7 @@ int64_t MostThatFit(const std::vector<Time>& sums, Time room) {
   return k;
 }
 
-/// What the stages come to that one layer may be in, of the layer where that is most.
+/// Time of the stages that one layer may be in, of the layer where that is most.
 class OneLayer {
  public:
   OneLayer(const LayerStages& layers, const LayerWork& work, const DeepRoute& route)
@@ -62,13 +62,13 @@ class OneLayer {
   }
 
  private:
-  /// Of a micro-batch of this layer, with its forward or beside it, in whichever stage.
+  /// Least time of a micro-batch of this layer, with its forward or beside it, in whichever stage.
   Time Least(int layer, bool forward) const {
     const Time all = work_.between(layer, layer + 1);
     return forward ? all : all + layers_.forward_before(layer) - layers_.forward_before(layer + 1);
   }
 
-  /// Of a stage with at least one of the layers first..last.
+  /// Least time of a stage with at least one of the layers first..last.
   Time LeastOfAny(int first, int last, bool forward) const {
     Time least = std::numeric_limits<Time>::max(), saved = 0;
     for (int layer = first; layer <= last; ++layer) {
@@ -79,8 +79,8 @@ class OneLayer {
     return saved < 0 ? saved : least;
   }
 
-  /// Of the rank of stage s with this layer in it, whose stage begins no sooner than `head` and
-  /// messages.
+  /// Floor of the rank of stage s with this layer in it, whose stage begins no sooner than `head`
+  /// and messages.
   Time Floor(int layer, Time head, size_t s) const {
     const std::vector<size_t>& stages = route_.StagesOf(route_.RankOf(s));
     Time from_here = Least(layer, true), behind = Least(layer, false), all = from_here;

@@ -97,9 +97,8 @@ std::vector<Time> FillOnEachRank(const Spec& spec) {
 }
 
 Plan SerialOrder(const Plan& frame) {
-  Plan plan = frame;
+  Plan plan = FrameOf(frame);
   plan.schedule = "one micro-batch at a time";
-  plan.programs.assign(static_cast<size_t>(frame.ranks), {});
   std::vector<const Route*> route_of(static_cast<size_t>(frame.microbatches));
   for (const Route& route : frame.routes) {
     for (const int m : route.microbatches) route_of[static_cast<size_t>(m)] = &route;

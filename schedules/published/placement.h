@@ -54,7 +54,7 @@ inline constexpr Formula kFillFormula = {"(PP-1)(F+B)", FillTime, FillOnEachRank
 /// micro-batch, so no order of these routes holds less.
 Plan SerialOrder(const Plan& frame);
 
-/// What that order holds on its fullest rank, in bytes or, where the costs give none, activations;
+/// Peak of that order on its fullest rank, in bytes or, where the costs give none, activations;
 /// with every chunk recomputed or none. The least that any order of these routes can do with.
 /// Throws Error if chunks are recomputed and the costs do not say what they hold meanwhile.
 int64_t SerialPeak(const Plan& frame, const CostModel& costs, bool recomputed);

@@ -19,7 +19,7 @@ extern const Schedule kDualPipe;
 extern const Schedule kDualPipeV;
 extern const Schedule kAuto;
 
-/// Those that are published, in the order in which they are listed.
+/// Published schedules, in the order in which they are listed.
 inline constexpr const Schedule* kPublishedSchedules[] = {
     &kGpipe, &kOneFOneB, &kInterleaved, &kCombined, &kZb1p,     &kZb2p,
     &kZbV,   &kVHalf,    &kVMin,        &kChimera,  &kDualPipe, &kDualPipeV};

@@ -14,8 +14,8 @@ namespace contraflow {
 /// of 3.
 inline constexpr int kPasses = 4;
 
-/// What a rank does in that pass: F, B or W of the stage it holds on the way down (stage `rank`) or
-/// on the way up (stage 2P-1-rank).
+/// Instruction of a rank in that pass: F, B or W of the stage it holds on the way down (stage
+/// `rank`) or on the way up (stage 2P-1-rank).
 Instruction PassInstruction(int ranks, int rank, int pass, int microbatch);
 
 /// The slot of each pass of micro-batch 0 on one rank; those of micro-batch m are 6m later, and no

@@ -24,7 +24,7 @@
 namespace contraflow {
 namespace {
 
-/// What 2P activations take before their B, or less.
+/// Limit of 2P activations before their B, or less.
 int64_t LimitOf(const Spec& spec) {
   const MemoryLimit memory(spec.costs);
   const int64_t all = memory.bytes() ? spec.costs.memory->ActivationOfAll(spec.ranks) : spec.ranks;
@@ -47,7 +47,7 @@ class Zb2pHeuristic {
       const Plan frame = SingleRoutePlan(spec, LinearPlacement(ranks_));
       const std::vector<int64_t> room = RoomForActivations(frame, spec.costs, devices);
       for (size_t r = 0; r < room.size(); ++r) {
-        // What does not fit at all is made, to say by how much.
+        // A plan that does not fit at all is made, to say by how much.
         const int64_t one = MemoryLimit(spec.costs, {}, {static_cast<int>(r)}).activation();
         limits_[r] = std::max(one, std::min(limits_[r], room[r]));
       }
@@ -253,7 +253,7 @@ std::string RejectZb2p(const Spec& spec) {
   return RejectChunks(spec, 1);
 }
 
-/// Of activations that wait for W only the stash is there, so more than 2P may fit.
+/// Activations that wait for W have only the stash, so more than 2P may fit.
 int Zb2pPeak(const Spec& spec, int) {
   const int64_t stash = MemoryLimit(spec.costs).stash();
   if (stash == 0) return spec.microbatches;

@@ -281,7 +281,7 @@ ZbVResult BestZbV(const Spec& spec, ZbVPolicy policy) {
   return best;
 }
 
-/// What a step takes with a barrier behind it (makespan) and without one (span), counted alike.
+/// Length of a step with a barrier after it (makespan) and without one (span), counted alike.
 Time Length(const Plan& plan, const CostModel& costs) {
   const Simulation simulation = Simulate(plan, costs);
   return simulation.makespan + simulation.span;

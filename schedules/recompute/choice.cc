@@ -1,7 +1,7 @@
 // Memory can be bought with time where it is needed. Ranks do not share memory, so each is looked
 // at alone, and since more recompute never holds more, what one rank needs cannot spoil another.
-// Of a stage all layers run again, or its first ones: what they hold but for the input of the stage
-// is let go for as long as their forward takes again.
+// All layers of a stage run again, or its first ones: all that they hold but the input of the stage
+// is freed for as long as their forward takes again.
 
 #include <algorithm>
 #include <cstddef>
@@ -20,7 +20,7 @@
 namespace contraflow {
 namespace {
 
-/// Where a rank has more choices than this not all are tried.
+/// Most choices of a rank that are all tried.
 constexpr size_t kMostTried = 1024;
 
 /// One way to recompute a stage.
@@ -30,8 +30,8 @@ struct StageOption {
   CellBytes bytes;
 };
 
-/// Those of one stage, each with more time and less memory than the one before it; the first is to
-/// recompute nothing.
+/// Options of one stage, each with more time and less memory than the one before it; the first is
+/// to recompute nothing.
 using StageOptions = std::vector<StageOption>;
 
 StageOptions OptionsOf(const CostModel& costs, int s, RecomputePart part, Grain grain) {
@@ -49,7 +49,7 @@ StageOptions OptionsOf(const CostModel& costs, int s, RecomputePart part, Grain 
   return options;
 }
 
-/// What of its options each stage takes.
+/// Option that each stage takes.
 using Chosen = std::vector<size_t>;
 
 /// The most that one rank holds. Whatever begins or ends an activation runs on the compute lane, so
@@ -69,7 +69,7 @@ class RankPeak {
     for (const Instruction& i : program_) {
       const CellBytes& own = bytes_of(i.stage);
       const CellBytes& back = bytes_of(BackStage(i));
-      // What is not recomputed keeps all of it as its input.
+      // A chunk that is not recomputed keeps all of it as its input.
       if (HasBackward(i.op)) peak = std::max(peak, held += back.activation - back.input);
       if (HasForward(i.op)) {
         peak = std::max(peak, held += own.activation);

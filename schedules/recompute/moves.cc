@@ -25,7 +25,7 @@ namespace {
 
 /// Farthest that a move carries an instruction, mostly and at all.
 constexpr size_t kNearShift = 4, kFarShift = 24;
-/// By how many 64ths of a mean instruction the step may get longer at first, by round.
+/// Longest that the step may get at first, in 64ths of a mean instruction, by round.
 constexpr Time kHeats[] = {2, 32, 12, 4};
 
 class RecomputeAnnealing {
@@ -84,7 +84,7 @@ class RecomputeAnnealing {
  private:
   size_t Of(size_t count) { return static_cast<size_t>(random_() % count); }
 
-  /// Those of one chunk, and of one kind and stage, keep their order.
+  /// Items of one chunk, and of one kind and stage, keep their order.
   bool MayPass(const Item& x, const Item& y) const {
     for (const int32_t a : {x.forward, x.back}) {
       if (a >= 0 && (a == y.forward || a == y.back)) return false;

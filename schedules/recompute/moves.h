@@ -8,7 +8,7 @@
 
 namespace contraflow {
 
-/// What moves may choose of the recompute of an order.
+/// Choices that moves may make about the recompute of an order.
 enum class Freedom : uint8_t {
   kNone,
   kCells,   ///< which cells are recomputed

@@ -1,9 +1,9 @@
-// What a forward keeps can wait for its backward in the memory of the host (PipeOffload, arXiv
-// 2503.01328). The link copies beside the compute lane, so this costs no time as long as it keeps
-// up. Ranks share neither memory nor link: each is looked at alone, in the times of the order as it
-// is. OFFLOAD begins when F has ended and stands where it has ended, for what takes memory behind
-// it waits. RELOADs are laid from the last backward to the first, each as late as its backward and
-// the RELOAD behind it allow.
+// Activations that a forward keeps can wait for its backward in the memory of the host
+// (PipeOffload, arXiv 2503.01328). The link copies beside the compute lane, so this costs no time
+// as long as it keeps up. Ranks share neither memory nor link: each is looked at alone, in the
+// times of the order as it is. OFFLOAD begins when F has ended and stands where it has ended, for
+// what takes memory behind it waits. RELOADs are laid from the last backward to the first, each as
+// late as its backward and the RELOAD behind it allow.
 
 #include "schedules/recompute/offload.h"
 
@@ -125,7 +125,7 @@ class RankOffload {
     Time offload_end = 0, reload = 0;      // if it is: gone from the one up to the other
     size_t offload_at = 0, reload_at = 0;  // the instructions that they stand before
   };
-  /// As the simulation has it: at one time in the order of the program.
+  /// Change as the simulation has it: at one time in the order of the program.
   struct Change {
     Time time;
     size_t place;
@@ -159,13 +159,13 @@ class RankOffload {
           std::partition_point(spans_.begin(), spans_.begin() + static_cast<std::ptrdiff_t>(c.b),
                                [latest](const Span& span) { return span.end <= latest; });
       c.reload_at = static_cast<size_t>(later - spans_.begin());
-      // What takes memory behind OFFLOAD waits for it: it stands where it has ended.
+      // An instruction that takes memory after OFFLOAD waits for it: it stands where it has ended.
       const auto gone = std::partition_point(
           spans_.begin(), later, [&c](const Span& span) { return span.start < c.offload_end; });
       c.offload_at = std::max(static_cast<size_t>(gone - spans_.begin()), c.f + 1);
       if (c.offload_at >= c.reload_at) return false;
     }
-    // What stands before it may have ended earlier.
+    // The copy before it may have ended earlier.
     free = 0;
     for (const size_t number : by_backward_) {
       Cell& c = cells_[number];
@@ -294,7 +294,7 @@ void RankOffload::Squeeze(int64_t limit) {
 
 using Spans = std::vector<std::vector<Span>>;
 
-/// Of the instructions of the order, in the times of it or, once offloaded, without the copies.
+/// Times of the instructions of the order or, once offloaded, without the copies.
 Spans TimesOf(const Plan& plan, const CostModel& costs) {
   Spans spans = Simulate(plan, costs).timeline.ranks;
   for (size_t r = 0; r < spans.size(); ++r) {
@@ -321,7 +321,7 @@ Plan OffloadRanks(Plan plan, const CostModel& costs, const Spans& spans, const C
   return plan;
 }
 
-/// What the fullest rank holds over its limit.
+/// Excess of the fullest rank over its limit.
 int64_t ExcessOf(const Simulation& run, const CostModel& costs,
                  const std::vector<int64_t>& limits) {
   int64_t excess = 0;
@@ -342,7 +342,7 @@ Plan OffloadStages(Plan order, const CostModel& costs, const std::vector<int>& s
     for (size_t c = 0; c < rank->size(); ++c) {
       if (std::binary_search(stages.begin(), stages.end(), rank->stage(c))) cells.push_back(c);
     }
-    // What waits longest first: where the links do not keep up, that is worth most.
+    // The cell that waits longest comes first: where the links do not keep up, that is worth most.
     std::stable_sort(cells.begin(), cells.end(),
                      [&](size_t a, size_t b) { return rank->Wait(a) > rank->Wait(b); });
     for (const size_t c : cells) rank->Add(c);
@@ -352,7 +352,7 @@ Plan OffloadStages(Plan order, const CostModel& costs, const std::vector<int>& s
 Plan OffloadToFit(const Plan& order, const CostModel& costs, const std::vector<int64_t>& limits) {
   CF_ASSERT(order.level == Level::kCompute);
   CheckHostCost(costs, true);
-  // What waits for copies comes later than in the order: then others are better to take.
+  // A cell that waits for copies comes later than in the order: then others are better to take.
   constexpr int kRounds = 4;
   Spans spans = TimesOf(order, costs);
   Plan best;

@@ -329,7 +329,7 @@ void OffloadList::Start(int r, Op op, int c, Time now) {
       Wake(next.gradient_at, next.rank);
     }
   }
-  // What RELOADs upstream are due by.
+  // Distance in which RELOADs upstream are due.
   constexpr int kFar = 3;
   const int from = op == Op::B ? s - 1 : frame_.stages - 1;
   for (int far = 0; far < kFar && from - far >= 0; ++far) {

@@ -33,10 +33,10 @@ class OffloadList {
   /// sure: what is back too early takes the memory that its own gradient needs.
   bool Run(const std::vector<OffloadRule>& rules);
 
-  /// Of the last run that came to its end.
+  /// Makespan of the last run that came to its end.
   Time makespan() const { return makespan_; }
   std::vector<Program> programs() const;
-  /// Of the last run, in instructions of an order that is evaluated.
+  /// Work of the last run, in instructions of an order that is evaluated.
   int64_t work() const { return work_; }
 
  private:

@@ -20,7 +20,7 @@ constexpr int kFar = 8;
 /// Laying out copies and simulating them, in instructions of an order that is evaluated.
 constexpr int64_t kWorkOfFit = 16;
 
-/// What is over the limits first, then time.
+/// Excess over the limits first, then time.
 using Worth = std::pair<int64_t, Time>;
 
 struct Fitted {
@@ -48,7 +48,7 @@ bool Touches(const Instruction& i, int stage, int m) {
          (HasBackward(i.op) && BackStage(i) == stage && BackMicrobatch(i) == m);
 }
 
-/// Those of one cell keep their order.
+/// Instructions of one cell keep their order.
 bool MayPass(const Instruction& x, const Instruction& y) {
   return !Touches(x, y.stage, y.microbatch) && !Touches(y, x.stage, x.microbatch) &&
          !(HasBackward(x.op) && Touches(y, BackStage(x), BackMicrobatch(x)));
@@ -91,7 +91,7 @@ class Moves {
     const auto found = std::find_if(program->begin(), program->end(), [&](const Instruction& r) {
       return r.op == Op::R && r.stage == stage && r.microbatch == m;
     });
-    // As much of all cells of a stage.
+    // Extent, the same for all cells of a stage.
     RecomputeExtent extent;
     for (const Program& each : order.programs) {
       const auto like = std::find_if(each.begin(), each.end(), [&](const Instruction& r) {

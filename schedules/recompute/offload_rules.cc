@@ -16,7 +16,7 @@ namespace {
 constexpr int kFields = 8;
 /// More than there ever are.
 constexpr int kAny = 1 << 20;
-/// Of the work, the part for which rules are drawn anew.
+/// Share of the work for which rules are drawn anew.
 constexpr int64_t kDrawnShare = 3;
 /// Changes that do not help, after which it goes back to the best.
 constexpr int kPatience = 400;

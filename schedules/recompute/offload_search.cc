@@ -40,7 +40,7 @@ Spec Loosened(Spec spec, const Looser& looser) {
   return spec;
 }
 
-/// What each rank of a plan may hold, in what MemoryLimit counts.
+/// Limit of each rank of a plan, in the unit of MemoryLimit.
 std::vector<int64_t> LimitsOf(const Plan& plan, const CostModel& costs, const Spec& spec) {
   std::vector<int64_t> limits(static_cast<size_t>(plan.ranks), INT64_MAX);
   const std::vector<int64_t> devices = DevicesOf(spec);
@@ -50,7 +50,7 @@ std::vector<int64_t> LimitsOf(const Plan& plan, const CostModel& costs, const Sp
   return limits;
 }
 
-/// Those of a spec that names them.
+/// Stages of a spec that names them.
 std::vector<int> StagesToOffload(const Plan& plan, const Spec& spec) {
   std::vector<int> stages = spec.offload.stages;
   if (spec.offload.choice == Offload::Choice::kFull) {
@@ -181,7 +181,7 @@ Plan GenerateOffloaded(const Spec& spec, const SearchControl& control,
   provenance.memory_limit.reset();
   if (limited) provenance.memory_limit = std::ranges::max(LimitsOf(best.plan(), costs, spec));
   provenance.makespan = Simulate(best.plan(), costs, Keep::kFigures).makespan;
-  // What does not fit its limit may be shorter than all that does.
+  // A plan that does not fit its limit may be shorter than all that do.
   provenance.bound =
       ProveBound(best.plan(), costs, best.fits() ? provenance.memory_limit : std::nullopt).value;
   provenance.budget = spec.search.budget;

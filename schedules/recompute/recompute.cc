@@ -24,8 +24,8 @@ namespace {
 // R needs nothing but the stage input, so it can run long before its backward: in a bubble, if
 // there is memory for what it makes.
 
-/// Moves the R of one rank into idle time before them. What stands in between starts when it did,
-/// so nothing is ever later for it.
+/// Moves the R of one rank into idle time before them. The instructions in between start when they
+/// did, so nothing is ever later for it.
 class Hoister {
  public:
   Hoister(const Plan& plan, const RecomputedCells& recomputed, size_t rank,
@@ -68,7 +68,7 @@ class Hoister {
   }
 
  private:
-  /// What the chunk of a recomputed forward, or of an R, lets go in between.
+  /// Amount that the chunk of a recomputed forward, or of an R, frees in between.
   int64_t Dropped(const Instruction& i) const {
     const CellBytes& bytes = cells_[static_cast<size_t>(i.stage)];
     return bytes.activation - bytes.input;
@@ -352,7 +352,7 @@ Plan GenerateRecomputed(const Schedule& schedule, const Spec& spec, Room room,
   const bool layers = recompute.choice == Choice::kAuto && KnowsLayers(costs);
   Best* const of_layers = beside != nullptr && layers ? &best_layers : &best;
   for (const Plan& order : orders.plans) {
-    // Of two as long the one with fewer layers.
+    // The one with fewer layers wins of two that are as long.
     if (layers) offer(order, spec, Grain::kLayers, {of_layers});
     offer(order, spec, Grain::kStages, {&best, of_layers});
     if (!freely) continue;

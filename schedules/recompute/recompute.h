@@ -40,7 +40,7 @@ std::vector<RecomputedStage> StagesToFit(const Plan& plan, const CostModel& cost
 std::vector<RecomputedStage> StagesToRecompute(const Plan& order, const Spec& spec,
                                                Grain grain = Grain::kLayers);
 
-/// Those that the spec names of so many stages; where the choice is free, all of them.
+/// Stages that the spec names of so many; where the choice is free, all of them.
 std::vector<RecomputedStage> MostRecomputed(int stages, const Spec& spec);
 
 /// The same part of the model in other stages: they are cut evenly, or merged if one of them is
@@ -53,8 +53,8 @@ Recompute RepartitionRecompute(Recompute recompute, int from, int to);
 /// more than `limit` by it, or, without one, more than the fullest rank does as it is.
 Plan HoistRecompute(Plan plan, const CostModel& costs, std::optional<int64_t> limit);
 
-/// What R may make a rank hold where the spec has no memory limit: no more than the fullest rank of
-/// the order, or anything.
+/// Most that R may make a rank hold where the spec has no memory limit: no more than the fullest
+/// rank of the order, or anything.
 enum class Room : uint8_t { kOfOrder, kAny };
 
 /// This compute order with the recompute of the spec, which may be one of no stages: R put in and
@@ -65,7 +65,7 @@ Plan RecomputeOrder(const Plan& order, const Spec& spec, Room room, Grain grain 
 /// if the row rejects the spec, or if the costs do not fit it.
 Plan GenerateOrder(const Schedule& schedule, const Spec& spec, const SearchControl& control);
 
-/// What else is made of the same orders where what is recomputed is free to choose.
+/// Plans beside it that are made of the same orders where recompute is free to choose.
 struct RecomputedBeside {
   std::optional<Plan> full;    ///< what it would be if all were asked for
   std::optional<Plan> layers;  ///< the shortest with as few layers as it takes; none if not known

@@ -10,7 +10,7 @@ namespace contraflow {
 namespace {
 
 constexpr Time kNotYet = -1;
-/// What a step is worth that is one tick shorter in the mean end of its ranks.
+/// Worth of a step that is one tick shorter in the mean end of its ranks.
 constexpr Time kMeanEnds = 10;
 
 }  // namespace
@@ -22,7 +22,7 @@ RecomputedProblem::RecomputedProblem(const Plan& plan, const CostModel& costs,
       stages_(plan.stages),
       cells_(static_cast<size_t>(plan.stages), {1, 1, 1}),
       limit_(limit) {
-  // Of stages that are not recomputed yet, too.
+  // Bytes of stages that are not recomputed yet, too.
   const RecomputedCells recomputed(plan);
   const bool bytes = limit && MemoryLimit(costs).bytes();
   for (int s = 0; s < stages_; ++s) {

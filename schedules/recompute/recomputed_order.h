@@ -18,7 +18,7 @@ struct Item {
   Time duration = 0;
 };
 
-/// What a rank runs, in order.
+/// Items of a rank, in order.
 using Items = std::vector<Item>;
 
 /// A compute order that recomputes, laid out for a search that moves its instructions. Chunks are
@@ -77,7 +77,7 @@ class RecomputedClock {
 
   /// The makespan, and a little for the mean end of the ranks; nothing where ranks wait for ever.
   std::optional<Time> Run(const std::vector<Items>& lists);
-  /// Of the last run.
+  /// Makespan of the last run.
   Time makespan() const { return makespan_; }
 
  private:

@@ -60,7 +60,7 @@ class ShortestStep {
   /// Takes the plan for a candidate if it fits and its step is shorter.
   void Offer(Plan plan, const Candidate& candidate) {
     const Spec& spec = candidate.spec;
-    // What was searched may number its micro-batches in another way.
+    // A searched plan may number its micro-batches in another way.
     if (!plan.provenance && plan.routes != candidate.frame.routes) return;
     const Simulation simulation = Simulate(plan, spec.costs);
     if (!MemoryLimit(spec.costs, spec.memory_limit).Fits(simulation)) return;
@@ -119,13 +119,13 @@ Time BoundOfCandidate(const Candidate& candidate) {
   try {
     return ProveBound(recomputed, spec.costs, spec.memory_limit).value;
   } catch (const Error&) {
-    // Nothing fits; what is offered says so, with its reason.
+    // No plan fits; the offered one says so, with its reason.
     return 0;
   }
 }
 
-/// What is shortest of a placement, whatever was found in others: with stages alone, with single
-/// layers, and with all recomputed.
+/// Shortest of a placement, whatever was found in others: with stages alone, with single layers,
+/// and with all recomputed.
 struct Shortest {
   ShortestStep own, layers, full;
 };
@@ -154,7 +154,7 @@ void OfferAll(const Candidate& candidate, Time bound, Shortest* shortest,
   };
   for (const Schedule* schedule : kPublishedSchedules) offer(*schedule);
   offer(kAuto);
-  // What holds least of all, for a limit that is too tight for the others.
+  // The order that holds least of all is for a limit that is too tight for the others.
   const auto offer_serial = [&](const Spec& spec, ShortestStep* to) {
     if (to->best()) return;
     to->Offer(RecomputeOrder(SerialOrder(candidate.frame), spec, Room::kAny), candidate);
@@ -183,7 +183,7 @@ std::optional<std::vector<int>> WholeStagesOf(const Plan& plan) {
   return stages;
 }
 
-/// What moving the instructions of the shortest so far gives.
+/// Offers the result of moving the instructions of the shortest so far.
 void OfferMoved(const Candidate& candidate, Time bound, int64_t budget, Freedom freedom,
                 ShortestStep* shortest) {
   if (budget == 0 || !shortest->best() || !shortest->MayImprove(bound) || shortest->stopped())
@@ -203,7 +203,7 @@ void OfferMoved(const Candidate& candidate, Time bound, int64_t budget, Freedom 
   shortest->Offer(std::move(plan), candidate);
 }
 
-/// What is shortest with the same stages recomputed as in the shortest so far, if that has the
+/// Offers the shortest with the same stages recomputed as in the shortest so far, if that has the
 /// candidate's routes; else as the spec has them.
 void OfferExact(const Candidate& candidate, Time bound, int64_t budget, ShortestStep* shortest) {
   if (budget == 0 || !shortest->MayImprove(bound) || shortest->stopped()) return;
@@ -273,7 +273,7 @@ Plan GenerateSearchedRecomputed(const Spec& spec, const SearchControl& control) 
     auto& [own, layers, full] = found;
     OfferAll(candidate, bound, &found, &first_error);
     if (full.best()) {
-      // As if that were asked for, so that a free choice is never longer.
+      // Tried as if that were asked for, so that a free choice is never longer.
       Candidate all = candidate;
       all.spec.recompute.choice = Recompute::Choice::kFull;
       OfferMoved(all, bound, shares.moves, Freedom::kNone, &full);
@@ -292,7 +292,7 @@ Plan GenerateSearchedRecomputed(const Spec& spec, const SearchControl& control) 
     shortest.Take(&own);
     if (shortest.stopped()) break;
   }
-  // What an order without recompute lacks is no news.
+  // The lack of an order without recompute is no news.
   const bool devices = !shortest.best() && !DevicesOf(spec).empty();
   if (devices && !LeavesRoom(spec)) {
     throw Error(spec.schedule + " does not fit `device_memory`" +

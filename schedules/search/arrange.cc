@@ -60,7 +60,7 @@ class Arranging {
  private:
   bool Done() const { return least_.first <= bound_ || work_.spent(); }
 
-  /// As numbered, by size both ways, and the largest or the smallest in the middle.
+  /// Shapes: as numbered, by size both ways, and the largest or the smallest in the middle.
   std::vector<std::vector<int>> Shapes() const {
     const std::vector<double>& scale = problem_.costs.microbatch_scale;
     std::vector<int> numbered(scale.size());

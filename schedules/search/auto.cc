@@ -33,7 +33,7 @@
 namespace contraflow {
 namespace {
 
-/// Where a candidate's bound is the time that a step takes at least. Not where components overlap
+/// True if a candidate's bound is the time that a step takes at least. Not where components overlap
 /// from chunk to chunk or other micro-batches may come to a route.
 bool BoundHolds(const Candidate& candidate, const Spec& asked) {
   const bool components = asked.search.components && asked.costs.components();
@@ -43,7 +43,7 @@ bool BoundHolds(const Candidate& candidate, const Spec& asked) {
 /// Limits that a candidate with more room is searched at, too, in quarters of 1x (P activations of
 /// a whole rank).
 constexpr int kQuarters[] = {1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 24, 32};
-/// Of those at which the bound is that without any limit, so many; fewer where each takes long or
+/// Candidates at which the bound is that without any limit, so many; fewer where each takes long or
 /// is searched with two kinds of overlap.
 constexpr int kMostFree = 3, kMostFreeOverlapped = 1;
 
@@ -127,7 +127,7 @@ class RoomSearch {
         bound_(bound),
         enough_(enough) {}
 
-  /// Nothing where all that is found holds too much.
+  /// Returns nothing where all that is found holds too much.
   std::optional<Choice> Run() {
     if (!spec_.search.lesser_limits || spec_.search.noise > 0) {
       return SearchCandidate(candidate_, bound_, asked_, control_);
@@ -185,9 +185,9 @@ class RoomSearch {
     for (const RankFigures& rank : run.ranks) peak_ = std::max(peak_, limit.Peak(rank));
     if (!limit.Fits(run)) return false;
     choice.step = StepTime(choice.plan, spec_.costs, spec_.memory_limit, asked_.search);
-    // Of equals the one that holds less.
+    // The one that holds less wins of equals.
     if (best_ && choice.step > best_->step) return true;
-    // Where all orders were looked at it is another bound. That of a way to share micro-batches out
+    // If all orders were looked at it is another bound. That of a way to share micro-batches out
     // holds for no other.
     const Provenance& found = *choice.plan.provenance;
     if (own && !shared_) bound_ = std::max(bound_, found.bound);
@@ -255,7 +255,8 @@ const Schedule kAuto = {
     .summary = "searched for these costs: the shortest step that fits the memory, with its bound",
     .limits = "any P and M, any `placement`; if the costs list stages, P of them or a multiple",
     .memory = "as `memory_limit` says",
-    // Of its costs: where the placement has a different number of stages, they are cut or merged.
+    // Stages of its costs: where the placement has a different number of stages, they are cut or
+    // merged.
     .stages = CostStages,
     .reject = RejectPlacement,
     .generate = [](const Spec& spec) { return SearchAll(spec, SearchControl()); },

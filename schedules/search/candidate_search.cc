@@ -20,7 +20,7 @@
 namespace contraflow {
 namespace {
 
-/// Of two orders the longer may make the shorter step, with reductions and optimizer steps or taken
+/// The longer of two orders may make the shorter step, with reductions and optimizer steps or taken
 /// apart into components; no published one that fits may.
 void PreferShorterSteps(const SearchProblem& problem, const std::vector<Plan>& published,
                         const SearchOptions& options, Choice* choice) {
@@ -57,8 +57,8 @@ void ImproveOnLanes(const Spec& spec, SearchWork* work, Choice* choice) {
       ("lanes, from " + choice->plan.provenance->from).substr(0, kMaxFrom);
 }
 
-/// What the other searches of a small candidate may take, of its budget, before all of its
-/// schedules are looked at, and what that may take of the rest.
+/// Share of the budget of a small candidate for its other searches, before all of its schedules are
+/// looked at, and the share of the rest for that.
 constexpr int64_t kFirstShare = 8, kExactShare = 2;
 
 /// True where micro-batches that differ may come in any order: weight gradients add up in that of
@@ -70,7 +70,7 @@ bool MixesMicrobatches(const Candidate& candidate, const SearchOptions& options)
 }
 
 /// Looks at all schedules of a small candidate that are shorter than what was `found`, in `plan`.
-/// Where the budget ends before that, local search goes on. Returns the bound: where all have been
+/// If the budget ends before that, local search goes on. Returns the bound: where all have been
 /// looked at, the shortest proves itself.
 Time SearchSmall(const Candidate& candidate, const SearchProblem& problem, Time bound,
                  const SearchOptions& options, SearchWork* work, SearchResult* found, Plan* plan) {
@@ -93,7 +93,7 @@ Time SearchSmall(const Candidate& candidate, const SearchProblem& problem, Time 
   return bound;
 }
 
-/// What a candidate is searched with, whatever the budget.
+/// Start of the search of a candidate, whatever the budget.
 struct Beginning {
   SearchProblem problem;
   std::vector<Plan> published;
@@ -101,7 +101,8 @@ struct Beginning {
 
 Beginning BeginningOf(const Candidate& candidate, Time bound, const SearchOptions& options) {
   const Spec& spec = candidate.spec;
-  // What reaches the bound is enough, unless other figures than its makespan count as well.
+  // An order that reaches the bound is enough, unless other figures than its makespan count as
+  // well.
   const bool makespan_only = !LongerThanOrder(spec.costs, spec.search) && options.noise == 0;
   return {MakeProblem(candidate.frame, spec.costs, spec.memory_limit),
           PublishedOrders(candidate, makespan_only ? std::optional(bound) : std::nullopt)};
@@ -112,7 +113,7 @@ Choice SearchOnce(const Candidate& candidate, const Beginning& beginning, Time b
   const Spec& spec = candidate.spec;
   const auto& [problem, published] = beginning;
   SearchWork work(options, control);
-  // Where lanes are shared, half of the work is left for the search on them.
+  // If lanes are shared, half of the work is left for the search on them.
   std::optional<SearchResult> found;
   const bool lanes = SharesLanes(spec) && !SharesStages(candidate.frame);
   const bool small = IsSmall(candidate, options);
@@ -144,7 +145,7 @@ Choice SearchOnce(const Candidate& candidate, const Beginning& beginning, Time b
   return choice;
 }
 
-/// Of a search, what may be spent on the order of micro-batches before it.
+/// Share of a search for the order of micro-batches before it.
 constexpr int64_t kArrangeShare = 4;
 
 /// Searches with the micro-batches in the order that suits them best, which may give each route

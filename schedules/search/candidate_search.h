@@ -11,7 +11,7 @@ namespace contraflow {
 
 struct SearchControl;  // schedules/search_control.h
 
-/// What was found for one candidate.
+/// Result for one candidate.
 struct Choice {
   Plan plan;
   Time step = 0;  ///< its makespan with reductions and optimizer steps, of components if asked for

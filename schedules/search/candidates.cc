@@ -27,7 +27,7 @@ int InterleavedChunks(const Spec& spec) {
   return std::max(2, CostStages(spec) / spec.ranks);
 }
 
-/// Those of a wave, which with two would be a V.
+/// Chunks of a wave, which with two would be a V.
 int WaveChunks(const Spec& spec) {
   if (spec.chunks > 0) return spec.chunks;
   const int given = CostStages(spec) / spec.ranks;
@@ -81,7 +81,7 @@ bool Differs(const Spec& spec, Placement placement) {
   return placement != Placement::kInterleaved || InterleavedChunks(spec) > 1;
 }
 
-/// Those that are asked for and can be had, simplest first.
+/// Placements that are asked for and can be had, simplest first.
 std::vector<Placement> PlacementsOf(const Spec& spec) {
   const Placement asked = spec.search.placement;
   std::vector<Placement> placements;
@@ -234,7 +234,7 @@ int64_t Share(int64_t whole, int part, int parts) {
 StageCost Part(const StageCost& cost, int part, int parts) {
   const auto share = [=](Time whole) { return Share(whole, part, parts); };
   StageCost result = {.f = share(cost.f), .b = share(cost.b), .w = share(cost.w)};
-  // What is a sum stays one, so that rounding makes no pair shorter than its halves.
+  // A sum stays a sum, so that rounding makes no pair shorter than its halves.
   result.bw = cost.bw == cost.b + cost.w ? result.b + result.w : share(cost.bw);
   result.fb = cost.fb == cost.f + cost.bw ? result.f + result.bw : share(cost.fb);
   result.reduce = share(cost.reduce);
@@ -312,7 +312,7 @@ void RepartitionMemory(int from, int to, MemoryCost* memory) {
   }
 }
 
-/// Those of a stage among the layers of several: what they take and hold, not a share of it.
+/// Amounts of a stage among the layers of several: what they take and hold, not a share of it.
 std::vector<LayerShare> Amounts(const CostModel& costs, int s) {
   std::vector<LayerShare> layers(costs.SharesOf(s).begin(), costs.SharesOf(s).end());
   const auto scale = [&](int64_t LayerShare::*share, int64_t all) {
@@ -441,7 +441,7 @@ CostModel Repartition(const CostModel& costs, int from, int to) {
   if (result.moe) {
     RepartitionLayers(from, to, &*result.moe);
     if (result.derived) DeriveChunkCosts(&result, *result.derived);
-    // What was cut unequally may be derived equal again.
+    // Stages that were cut unequally may be derived equal again.
     const auto first = [&](const StageCost& stage) { return stage == result.stages.front(); };
     if (costs.stages.size() == 1 &&
         std::all_of(result.stages.begin(), result.stages.end(), first)) {

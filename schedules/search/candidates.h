@@ -50,7 +50,7 @@ void LimitByDevice(const Plan& frame, Spec* spec);
 /// Longest text about where an order comes from; what is longer is cut off.
 inline constexpr size_t kMaxFrom = 160;
 
-/// Where a plan of the candidate comes from that was searched for the spec `asked`.
+/// Origin of a plan of the candidate that was searched for the spec `asked`.
 Provenance ProvenanceOf(const Candidate& candidate, const Spec& asked, const std::string& from,
                         Time makespan, Time bound);
 
@@ -68,7 +68,7 @@ std::string RejectRepartition(const CostModel& costs, int from, int to);
 /// The same model in another number of stages. Where there are more, each stage is cut into parts
 /// that are as equal as whole ticks, bytes and layers allow: durations, gradients and parameters
 /// add up to what they were, activations are rounded up. Where there are fewer, neighbours are
-/// merged. What a hop takes stays, and so does the input of a stage.
+/// merged. The time of a hop stays, and so does the input of a stage.
 CostModel Repartition(const CostModel& costs, int from, int to);
 
 /// Smallest limit `auto` can meet for the spec, whose own limit does not matter, with as much as
@@ -84,7 +84,7 @@ std::string MemoryAdvice(const Spec& spec);
 /// lets run again.
 bool LeavesRoom(const Spec& spec);
 
-/// What may make the spec fit its devices, where it does not: "use more `ranks`, ..".
+/// Advice that may make the spec fit its devices, where it does not: "use more `ranks`, ..".
 std::string DeviceAdvice(const Spec& spec);
 
 }  // namespace contraflow

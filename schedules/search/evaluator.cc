@@ -142,8 +142,8 @@ bool Evaluator::Walk(int rank, const ActionList& list) {
   return sound;
 }
 
-/// When all that the action needs is there, or what it waits for. What a rank makes itself is there
-/// once it has run: its lane is free no earlier.
+/// When all that the action needs is there, or what it waits for. A value that a rank makes itself
+/// is there once it has run: its lane is free no earlier.
 Evaluator::Step Evaluator::Ready(int rank, const Action& action, Time* ready) {
   if (HasForward(action.op)) {
     const StageState& own = At(action.stage);
@@ -192,7 +192,7 @@ Time Evaluator::Duration(const Action& action) const {
   return scaled_[index][own.first + static_cast<size_t>(k)];
 }
 
-/// What the k-th F (0) or B (1) has made goes to the stage behind it, which may be on this rank.
+/// The output of the k-th F (0) or B (1) goes to the stage after it, which may be on this rank.
 void Evaluator::Depart(const Neighbour& to, int32_t k, size_t backward, Time made) {
   if (to.stage < 0 || to.here) return;
   if (to.edge >= 0) {

@@ -30,7 +30,7 @@ class Evaluator {
     int32_t edge = -1;  // the directed edge to it; -1 where links are free
     bool here = false;  // on the same rank
   };
-  /// What a stage costs and where its messages go, in one piece of memory.
+  /// Costs of a stage and the targets of its messages, in one piece of memory.
   struct StageState {
     size_t first = 0;  // of its chunks in the tables by chunk
     int32_t count = 0;
@@ -43,7 +43,7 @@ class Evaluator {
 
   StageState& At(int32_t stage) { return states_[static_cast<size_t>(stage)]; }
   const StageState& At(int32_t stage) const { return states_[static_cast<size_t>(stage)]; }
-  /// What comes for the F (0) or the B (1) of a chunk, in the table of arrivals.
+  /// Message for the F (0) or the B (1) of a chunk, in the table of arrivals.
   static size_t MessageOf(const StageState& stage, int32_t k, size_t backward) {
     return 2 * (stage.first + static_cast<size_t>(k)) + backward;
   }

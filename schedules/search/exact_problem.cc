@@ -106,7 +106,7 @@ class Builder {
     }
   }
 
-  /// What a pair saves is taken off the rest of its backward, and then off B.
+  /// The saving of a pair is taken off the rest of its backward, and then off B.
   void AddJobs() {
     problem_.jobs.resize(problem_.ranks);
     for (size_t c = 0; c < problem_.chunks.size(); ++c) {
@@ -209,7 +209,7 @@ void FindChoices(const ExactProblem& problem, const ExactState& state,
     const bool follows = chunk.twin < 0 || state.of(chunk.twin) > done;
     if (done == ChunkState::kAll || !follows) continue;
     if (done == ChunkState::kBackward) {
-      // Of those that cannot be told apart the first.
+      // The first stands for those that cannot be told apart.
       const bool first = chunk.twin < 0 || state.of(chunk.twin) == ChunkState::kAll;
       if (first) add(Op::W, c, c, state.next_at[at], chunk.w);
     } else if (done == ChunkState::kReady) {

@@ -10,7 +10,7 @@
 
 namespace contraflow {
 
-/// What is done of a chunk. One that is not recomputed is ready as soon as its forward has run.
+/// Work done of a chunk. One that is not recomputed is ready as soon as its forward has run.
 enum class ChunkState : uint8_t { kNothing, kForward, kReady, kBackward, kAll };
 
 /// One stage of one micro-batch, as the exact search sees it. Places of other chunks: -1: none.
@@ -59,12 +59,12 @@ struct ExactProblem {
   const ExactChunk& chunk(int c) const { return chunks[static_cast<size_t>(c)]; }
 };
 
-/// What has been started, and when what comes next can start.
+/// Chunks that have been started, and when the next ones can start.
 struct ExactState {
   Time now = 0;  ///< nothing starts before it any more
   Time end = 0;  ///< of all that has been started
   std::array<ChunkState, ExactProblem::kMostChunks> done = {};
-  /// Of a chunk, when its input is there, and when its B, or then its W, can run.
+  /// Times of a chunk, when its input is there, and when its B, or then its W, can run.
   std::array<Time, ExactProblem::kMostChunks> forward_at = {}, next_at = {};
   std::array<Time, ExactProblem::kMostRanks> free = {};
   std::array<int64_t, ExactProblem::kMostRanks> held = {};
@@ -89,7 +89,7 @@ void FindChoices(const ExactProblem& problem, const ExactState& state,
 
 void Start(const ExactProblem& problem, const ExactChoice& choice, ExactState* state);
 
-/// What no way to go on can undercut; ends early at `enough`.
+/// Least end of any way to go on; ends early at `enough`.
 Time LeastEnd(const ExactProblem& problem, const ExactState& state, Time enough);
 
 }  // namespace contraflow

@@ -33,7 +33,7 @@
 namespace contraflow {
 namespace {
 
-/// What a node counts in instructions, for each chunk.
+/// Work of a node in instructions, for each chunk.
 constexpr int64_t kPerChunk = 1;
 /// Instructions between two looks at the clock.
 constexpr int64_t kBatch = 1 << 14;
@@ -71,7 +71,7 @@ class Visited {
     }
     Write(state);
     int32_t& first = first_.try_emplace(key, -1).first->second;
-    // Those that are no better than this one leave the list.
+    // Entries that are no better than this one leave the list.
     int32_t* link = &first;
     while (*link >= 0) {
       Entry& entry = entries_[static_cast<size_t>(*link)];
@@ -96,7 +96,7 @@ class Visited {
     return false;
   }
 
-  /// What has been compared since the last call, in instructions.
+  /// Comparisons since the last call, in instructions.
   int64_t TakeWork() {
     const int64_t work = compared_ / kComparedAtOnce;
     compared_ %= kComparedAtOnce;
@@ -157,8 +157,8 @@ class Tree {
   Time below() const { return below_; }
 
  private:
-  /// Nothing is lost by running this as early as it can: it takes no memory, and nothing else that
-  /// does the same work is any shorter.
+  /// No order gets worse by running this as early as it can: it takes no memory, and nothing else
+  /// that does the same work is any shorter.
   bool Harmless(const ExactChoice& choice) const {
     if (choice.op == Op::W) return true;
     if (problem_.edges > 0 || !problem_.pair.empty()) return false;
@@ -260,7 +260,7 @@ ExactSearch SearchExactly(const Plan& frame, const CostModel& costs, std::option
                        ? Pair(chunk.stage, chunk.microbatch, back.stage, back.microbatch)
                        : CellOp(choice.op, chunk.stage, chunk.microbatch));
   }
-  // What was put off for nothing starts earlier when it runs.
+  // An instruction that was put off in vain starts earlier when it runs.
   const Time makespan = Simulate(plan, costs, Keep::kFigures).makespan;
   CF_ASSERT(makespan <= found.makespan && (!found.complete || makespan == found.makespan));
   found.makespan = makespan;

@@ -8,7 +8,7 @@
 
 namespace contraflow {
 
-/// What a look at all schedules of a small problem has found.
+/// Result of a look at all schedules of a small problem.
 struct ExactSearch {
   std::vector<Program> programs;  ///< of each rank, shorter than asked for; empty: none found
   Time makespan = 0;              ///< theirs

@@ -8,7 +8,7 @@ namespace contraflow {
 namespace {
 
 constexpr int64_t kStep = 4;
-/// Of the smallest problems.
+/// Budget of the smallest problems.
 constexpr int64_t kLeastBudget = 1'000'000;
 /// Orders that a search of one has time for at least, and one that also makes and judges partitions
 /// and the like.

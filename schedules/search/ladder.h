@@ -7,7 +7,7 @@
 
 namespace contraflow {
 
-/// What the search of an order of so many chunks (stages times micro-batches) may take at least, in
+/// Least budget of the search of an order of so many chunks (stages times micro-batches), in
 /// nanoseconds.
 int64_t LeastBudget(int64_t chunks);
 

@@ -74,11 +74,11 @@ class ListScheduler {
   /// weight gradients where the rules want them. Nothing also where memory forbids that order, or
   /// its ranks would wait for each other for ever.
   std::optional<Time> RunInOrder(const Order& guide, const Rules& rules, Time below);
-  /// Of the last run, which has returned something.
+  /// Order of the last run, which has returned something.
   Order TakeOrder() const;
   /// Sum of the last ends of all ranks, of the last run.
   Time ends() const;
-  /// What the last run cost, in instructions as SearchWork counts them: those that it started, more
+  /// Cost of the last run, in instructions as SearchWork counts them: those that it started, more
   /// than once each where ranks have many stages, at all of which every decision looks.
   int64_t cost() const { return started_ * looks_; }
 

@@ -1,4 +1,4 @@
-// What a rank does next: which of what has arrived it starts, what memory admits, and what it is
+// Next step of a rank: which of what has arrived it starts, what memory admits, and what it is
 // worth waiting for.
 
 #include <algorithm>
@@ -15,8 +15,8 @@ namespace contraflow {
 //
 //     all it takes on the rank + what later ones hold there <= limit.
 //
-// What earlier ones hold comes back before; weight gradients that are due count as run. A forward
-// is started only if this stays true, which needs no look at other ranks.
+// Memory that earlier ones hold comes back before; weight gradients that are due count as run. A
+// forward is started only if this stays true, which needs no look at other ranks.
 bool ListScheduler::Admits(const Rank& rank, int32_t which) const {
   if (rank.end - rank.begin == 1) return true;
   const StageState& added = At(which);
@@ -107,7 +107,7 @@ void ListScheduler::Decide(int r, Time now) {
   Rank& rank = ranks_[static_cast<size_t>(r)];
   Time next_f = RankQueue::kNever, next_b = RankQueue::kNever, f_arrival = 0, b_arrival = 0;
   int32_t f = -1, b = -1;
-  // What has arrived may be first; of what has not, the next.
+  // An arrived chunk may be first; of those still to come, the next.
   const auto look = [&](int32_t t, const std::vector<Time>& arrivals, int32_t StageState::*started,
                         Pick pick, int32_t* first, Time* first_arrival, Time* next) {
     const StageState& state = At(t);

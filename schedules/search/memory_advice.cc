@@ -14,7 +14,7 @@
 namespace contraflow {
 namespace {
 
-/// What each stage of a candidate holds with as much recomputed as there may be.
+/// Bytes that each stage of a candidate holds with as much recomputed as there may be.
 std::vector<CellBytes> LeastCells(const Candidate& candidate, const Recompute& recompute,
                                   int given) {
   const CostModel& costs = candidate.spec.costs;

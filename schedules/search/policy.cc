@@ -67,10 +67,10 @@ Rules RulesOf(const SearchProblem& problem, const Policy& policy) {
   return rules;
 }
 
-// What turned out to matter, most of all: how many micro-batches a stage may be ahead, from 1F1B to
-// as many as memory holds; whether weight gradients run in gaps that are too short for them; and on
-// ranks with several stages that a forward waits for one that is further on its way. The first of
-// each list is the most successful.
+// Choices that turned out to matter, most of all: how many micro-batches a stage may be ahead, from
+// 1F1B to as many as memory holds; whether weight gradients run in gaps that are too short for
+// them; and on ranks with several stages that a forward waits. The first of each list is the most
+// successful.
 std::vector<Policy> PolicyGrid(const SearchProblem& problem) {
   struct Ahead {
     int percent;

@@ -8,7 +8,7 @@
 
 namespace contraflow {
 
-/// What a rank runs next when several things are ready.
+/// Choice of a rank when several chunks are ready.
 enum class Turn : uint8_t {
   kBackward,   ///< backwards before forwards
   kAlternate,  ///< the other of the two than last time

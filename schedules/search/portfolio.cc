@@ -14,7 +14,7 @@
 namespace contraflow {
 namespace {
 
-/// What a schedule is stated to hold on its fullest rank.
+/// Most activations that a schedule is stated to hold on its fullest rank.
 int MostActivations(const Schedule& schedule, const Spec& spec) {
   int most = 0;
   for (int rank = 0; rank < spec.ranks; ++rank) {
@@ -80,7 +80,7 @@ std::vector<Plan> PublishedOrders(const Candidate& candidate, std::optional<Time
     Plan plan = schedules[i].second->generate(spec);
     if (plan.routes == candidate.frame.routes) made[i] = std::move(plan);
   };
-  // Those that cannot suffice come into it only where none of the others does.
+  // Schedules that cannot suffice come into it only where none of the others does.
   std::vector<size_t> longer;
   bool sufficient = false;
   for (size_t i = 0; i < schedules.size() && !sufficient; ++i) {

@@ -17,14 +17,14 @@ namespace contraflow {
 struct SearchControl;  // schedules/search_control.h
 
 /// The compute orders of all published schedules that make the candidate's routes of its spec,
-/// those that hold least first. What they hold is the caller's to look at. With `enough`, none
-/// after the first one whose makespan is no longer than that and that fits the limit, and before
-/// that one none that is proven to be longer by what it holds.
+/// those that hold least first. The caller looks at what they hold. With `enough`, none after the
+/// first one whose makespan is no longer than that and that fits the limit, and before that one
+/// none that is proven to be longer by what it holds.
 std::vector<Plan> PublishedOrders(const Candidate& candidate,
                                   std::optional<Time> enough = std::nullopt);
 
-/// By how much the fullest rank of the plan is beyond the memory limit of the spec, one in
-/// activations counting those of a rank's whole share, or beyond its device; 0: it fits.
+/// Excess of the fullest rank of the plan over the memory limit of the spec, one in activations
+/// counting those of a rank's whole share, or over its device; 0: it fits.
 int64_t ExcessMemory(const Plan& plan, const CostModel& costs, const Spec& spec);
 bool FitsMemory(const Plan& plan, const CostModel& costs, const Spec& spec);
 
@@ -46,7 +46,8 @@ bool LongerThanOrder(const CostModel& costs, const SearchOptions& options);
 Time StepTime(const Plan& plan, const CostModel& costs, std::optional<int64_t> limit,
               const SearchOptions& options);
 
-/// What exceeds the memory of a spec least, then what has a shorter step, is better, and less.
+/// Worth of a plan: the least excess over the memory of a spec, then the shorter step, is better,
+/// and less.
 struct PlanWorth {
   int64_t excess = 0;
   Time step = 0;
@@ -71,7 +72,7 @@ class PlanChoice {
   Plan Take(bool possible = true);
 
  private:
-  /// Of the best; a plan alone need not be judged.
+  /// Worth of the best; a plan alone need not be judged.
   const PlanWorth& Least();
 
   const Spec by_;

@@ -138,7 +138,7 @@ BlockSearch::Fit BlockSearch::Place(Time period) {
       const auto i = static_cast<size_t>(index);
       const RouteStage& stage = problem_.stages[i];
       const Time end = block_.b[i] + stage.cost.b;
-      // Where no gap is long enough the list scheduler finds a place.
+      // If no gap is long enough the list scheduler finds a place.
       if (!Put(r, end, stage.cost.w, &block_.w[i])) block_.w[i] = end;
       fit.area +=
           static_cast<double>(stage.held) * static_cast<double>(end - block_.f[i]) +
@@ -168,7 +168,7 @@ int64_t BlockSearch::PeakOf(size_t rank) const {
   size_t count = 0;
   int64_t held = 0;
   const auto change = [&](Time time, int64_t by) {
-    // What began or ended q periods ago is there now, or gone, q times.
+    // A chunk that began or ended q periods ago is there now, or gone, q times.
     const Time period = block_.period;
     const Time q = time / period;
     changes[count++] = {time - q * period, by};

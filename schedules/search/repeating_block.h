@@ -45,7 +45,7 @@ class BlockSearch {
   void Shake(std::mt19937_64* random) {
     for (int i = 0; i < 8; ++i) Mutate(random);
   }
-  /// Of the last Search.
+  /// Block of the last Search.
   const RepeatingBlock& block() const { return block_; }
 
   static constexpr int64_t kNoRoom = INT64_MAX;
@@ -68,7 +68,7 @@ class BlockSearch {
   std::vector<Time> delays_;              // of each route: before it, before each F, before each B
 };
 
-/// What each rank runs of F and B if the block repeats for all micro-batches, in the order of time.
+/// F and B of each rank if the block repeats for all micro-batches, in the order of time.
 Order OrderOf(const SearchProblem& problem, const RepeatingBlock& block);
 
 }  // namespace contraflow

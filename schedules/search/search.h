@@ -19,7 +19,7 @@ class SearchWork {
  public:
   /// Instructions that count as a second of budget.
   static constexpr int64_t kPerSecond = 20'000'000;
-  /// Of one instruction.
+  /// Time of one instruction.
   static constexpr int64_t kNanosecondsEach = 1'000'000'000 / kPerSecond;
 
   explicit SearchWork(const SearchOptions& options, SearchControl control = {});

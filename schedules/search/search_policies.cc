@@ -49,7 +49,7 @@ void SearchRules(const SearchProblem& problem, Time bound, int rounds, int64_t l
 void SortByCoarse(const SearchProblem& coarse, SearchWork* work, std::vector<Policy>* policies) {
   ListScheduler scheduler(coarse);
   std::vector<std::pair<Time, size_t>> order;
-  // Those that the budget leaves untried come last, as they were.
+  // Policies that the budget leaves untried come last, as they were.
   for (size_t i = 0; i < policies->size() && !work->spent(); ++i) {
     const Rules rules = RulesOf(coarse, (*policies)[i]);
     order.emplace_back(scheduler.Run(rules, RankQueue::kNever).value_or(RankQueue::kNever), i);
@@ -92,7 +92,7 @@ class PolicySearch {
       SearchRules(problem_, bound_, kRuleRounds, left_for_others_, &work_, &scheduler_, rules_,
                   &best_);
     }
-    // Where a rank has waited on purpose, the order alone may be shorter.
+    // If a rank has waited on purpose, the order alone may be shorter.
     if (best_) best_->makespan = Evaluate(problem_, best_->order).makespan;
     return std::move(best_);
   }

@@ -122,7 +122,7 @@ SearchProblem MakeProblem(Plan frame, const CostModel& costs, std::optional<int6
 SearchProblem CoarseProblem(const SearchProblem& problem, int ranks) {
   const Plan& large = problem.frame;
   ranks = std::min(ranks, large.ranks);
-  // Of rank r * large / small, for each r, and no other.
+  // The small rank of rank r * large / small, for each r, and no other.
   const auto small_rank = [&](int rank) {
     const auto r = static_cast<int>((int64_t{rank} * ranks + large.ranks - 1) / large.ranks);
     return r < ranks && int64_t{r} * large.ranks / ranks == rank ? r : -1;

@@ -9,7 +9,7 @@
 
 namespace contraflow {
 
-/// What a state has costs of, in the order of CostIndex.
+/// Operations whose costs a state has, in the order of CostIndex.
 inline constexpr Op kCosted[] = {Op::F, Op::B, Op::W, Op::BW};
 inline size_t CostIndex(Op op) { return op == Op::F ? 0 : op == Op::B ? 1 : op == Op::W ? 2 : 3; }
 
@@ -42,7 +42,7 @@ inline int32_t BackStage(const Action& action) {
   return action.op == Op::FB ? action.back : action.stage;
 }
 
-/// What each rank runs, in order.
+/// Actions of a rank, in order.
 using ActionList = std::vector<Action>;
 using Order = std::vector<ActionList>;
 
@@ -71,7 +71,7 @@ class StageCounts {
   std::vector<Counts> counts_;
 };
 
-/// What is searched: a placement, costs and a limit, laid out for speed.
+/// Subject of a search: a placement, costs and a limit, laid out for speed.
 struct SearchProblem {
   Plan frame;  ///< head and routes; no programs
   CostModel costs;
@@ -97,7 +97,7 @@ struct SearchProblem {
     return (HasBackward(action.op) ? back.held - back.stash : 0) +
            (HasWeight(action.op) ? back.stash : 0);
   }
-  /// Of the k-th F, B, W, BW or R of a stage, or of an FB of the k-th forward and the j-th
+  /// Duration of the k-th F, B, W, BW or R of a stage, or of an FB of the k-th forward and the j-th
   /// backward.
   Time Duration(const Action& action, int k, int j = -1) const;
   /// Durations of F, B, W and BW (kCosted), each by chunk.

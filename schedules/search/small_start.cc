@@ -38,7 +38,7 @@ Time BoundOf(const SearchProblem& problem) {
   return ProveBound(problem.frame, problem.costs, problem.limit).value;
 }
 
-/// As of `problem`, where it runs and fits.
+/// Result as for `problem`, where it runs and fits.
 std::optional<SearchResult> Carried(const SearchProblem& problem, Order order, SearchWork* work) {
   work->Spend(3 * problem.chunks());
   const Evaluation evaluation = Evaluate(problem, order);
@@ -64,12 +64,12 @@ std::optional<SearchResult> Longer(const SearchProblem& small, const Order& orde
       best = SearchResult{scheduler.TakeOrder(), *makespan, ""};
     }
   }
-  // Where a rank has waited on purpose, the order alone may be shorter.
+  // If a rank has waited on purpose, the order alone may be shorter.
   if (best) best->makespan = Evaluate(large, best->order).makespan;
   return best;
 }
 
-/// What a search of its own finds for even costs.
+/// Result of a search of its own for even costs.
 std::optional<SearchResult> SearchEven(const SearchProblem& small, const SearchOptions& options,
                                        int64_t budget, SearchWork* work) {
   const SearchProblem even = WithEvenCosts(small);
@@ -117,7 +117,7 @@ void StartSmall(const SearchProblem& problem, Time bound, const SearchOptions& o
 
 namespace {
 
-/// Where ranks begin to repeat is tried at so many parts of the step.
+/// Parts of the step at which the start of the repeats is tried.
 constexpr int kParts = 16;
 
 /// Forwards and backwards of a rank, and when they start.

@@ -1,4 +1,4 @@
-// What instructions read and make is written down twice: for the passes and the runtime
+// The reads and results of instructions are written down twice: for the passes and the runtime
 // (compiler/plan/access.h), and for the verifier (compiler/verify/accesses.cc). A wrong entry in
 // one of them would be believed by all who use it; here it differs from the other.
 
@@ -48,12 +48,11 @@ void Compare(const Plan& plan, std::set<Entry>* seen) {
       for (const Access& a : passes) {
         same.push_back({a.value, a.layer, a.stage, a.microbatch, a.makes});
       }
-      std::sort(same.begin(), same.end());
-      std::sort(verifier.begin(), verifier.end());
-      CAPTURE(plan.schedule);
-      CAPTURE(ToString(i));
+      std::ranges::sort(same);
+      std::ranges::sort(verifier);
+      CAPTURES(plan.schedule, ToString(i));
       CHECK(same == verifier);
-      CHECK(std::adjacent_find(same.begin(), same.end(), [](const Touch& a, const Touch& b) {
+      CHECK(std::ranges::adjacent_find(same, [](const Touch& a, const Touch& b) {
               return std::tie(a.value, a.layer, a.stage, a.microbatch) ==
                      std::tie(b.value, b.layer, b.stage, b.microbatch);
             }) == same.end());
@@ -90,7 +89,7 @@ TEST_SUITE("property") {
         Plan plan = GeneratePlan(spec);
         RecomputeExtent extent;
         if (layered) extent = {kParts[random() % 4], static_cast<int>(random() % 3)};
-        // Of all its layers a stage recomputes nothing that it does not have.
+        // A stage recomputes none of all its layers that it does not have.
         const bool fewer = extent.layers < spec.costs.LayersIn(0);
         plan = InsertRecompute(plan, DrawStages(&random, plan.stages),
                                fewer ? extent : RecomputeExtent());

@@ -111,8 +111,7 @@ TEST_SUITE("property") {
     for (int round = 0; round < CasesToDraw(60); ++round) {
       const Plan before = DrawPlan(&random, round);
       const Plan plan = AssignBuffers(before, *before.costs);
-      CAPTURE(plan.schedule);
-      CAPTURE(round);
+      CAPTURES(plan.schedule, round);
       for (size_t r = 0; r < plan.programs.size(); ++r) {
         const auto over = OverMatrix(plan.programs[r]);
         const auto touches = TouchesOf(plan, r);
@@ -143,8 +142,7 @@ TEST_SUITE("property") {
     for (int round = 0; round < CasesToDraw(150); ++round) {
       const Plan before = DrawPlan(&random, round);
       const Plan plan = AssignBuffers(before, *before.costs);
-      CAPTURE(plan.schedule);
-      CAPTURE(round);
+      CAPTURES(plan.schedule, round);
       CHECK(plan == AssignBuffers(before, *before.costs));
       CHECK(Verify(plan).empty());
       const Simulation old = Simulate(before, *before.costs);

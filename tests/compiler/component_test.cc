@@ -74,8 +74,7 @@ TEST_SUITE("property") {
     int equal = 0;
     for (int round = 0; round < CasesToDraw(300); ++round) {
       const CommCase c = DrawCase(&random, round, Overlap::kPublished);
-      CAPTURE(c.plan.schedule);
-      CAPTURE(round);
+      CAPTURES(c.plan.schedule, round);
       const Plan plan = ExpandComponents(c.plan, c.costs, Overlap::kPublished, std::nullopt);
       const Simulation chunks = Simulate(c.plan, c.costs);
       const Simulation components = Simulate(plan, c.costs);
@@ -113,8 +112,7 @@ TEST_SUITE("property") {
     constexpr int kRounds = 150;
     for (int round = 0; round < kRounds; ++round) {
       const CommCase c = DrawCase(&random, round, Overlap::kAll);
-      CAPTURE(c.plan.schedule);
-      CAPTURE(round);
+      CAPTURES(c.plan.schedule, round);
       const Plan serial = ExpandComponents(c.plan, c.costs, Overlap::kPublished, std::nullopt);
       const Plan shared = ExpandComponents(c.plan, c.costs, Overlap::kAll, std::nullopt);
       CHECK(shared == ExpandComponents(c.plan, c.costs, Overlap::kAll, std::nullopt));
@@ -142,8 +140,7 @@ TEST_SUITE("property") {
     int faster = 0;
     for (int round = 0; round < CasesToDraw(80); ++round) {
       const CommCase c = DrawCase(&random, round, Overlap::kAll);
-      CAPTURE(c.plan.schedule);
-      CAPTURE(round);
+      CAPTURES(c.plan.schedule, round);
       const int least = MostActivations(Simulate(c.plan, c.costs));
       const Plan own = ExpandComponents(c.plan, c.costs, Overlap::kAll, std::nullopt);
       const Simulation before = Simulate(own, c.costs);
@@ -164,8 +161,7 @@ TEST_SUITE("property") {
     std::mt19937_64 random(35);
     for (int round = 0; round < CasesToDraw(80); ++round) {
       const CommCase c = DrawCase(&random, round, Overlap::kAll);
-      CAPTURE(c.plan.schedule);
-      CAPTURE(round);
+      CAPTURES(c.plan.schedule, round);
       ChunkShapes shapes(c.costs, false);
       const int own = MostActivations(Simulate(c.plan, c.costs));
       const std::vector<int> most(c.plan.programs.size(), own);

@@ -315,9 +315,8 @@ TEST_SUITE("unit") {
     CHECK(costs.derived == Overlap::kPublished);
     DeriveChunkCosts(&costs, *costs.derived);
     const std::string text = WriteCosts(costs);
-    CHECK(text.find("\"stage\": {\"f\": 8, \"b\": 8, \"w\": 4, \"bw\": 12, \"fb\": 12}") !=
-          std::string::npos);
-    CHECK(text.find("\"overlap\": \"published\"") != std::string::npos);
+    CHECK(Contains(text, "\"stage\": {\"f\": 8, \"b\": 8, \"w\": 4, \"bw\": 12, \"fb\": 12}"));
+    CHECK(Contains(text, "\"overlap\": \"published\""));
     CHECK(ReadCosts(text, "again") == costs);
     // A plan keeps the stage costs it was made with.
     const JsonDocument document = ParseJson(ComponentsWith(R"("source": "me")"), "p.json");
@@ -366,8 +365,8 @@ TEST_SUITE("unit") {
     CHECK(ReadCosts(With(R"("sums": "ring")"), "c.json").ring);
     CHECK(Read(With(R"("sums": "tree")")) ==
           "c.json: /sums: must be \"ring\"; drop it where `reduce` and `step` are as given");
-    CHECK(WriteCosts(costs).find("\"parallel\": {\"tp\": 2, \"cp\": 1, \"ep\": 32, \"etp\": 1}") !=
-          std::string::npos);
+    CHECK(Contains(WriteCosts(costs),
+                   "\"parallel\": {\"tp\": 2, \"cp\": 1, \"ep\": 32, \"etp\": 1}"));
     CHECK(ReadCosts(WriteCosts(costs), "again") == costs);
     CHECK(Read(With(R"("parallel": {"tp": 0})")) ==
           "c.json: /parallel/tp: must be a number of devices in 1..1024, is 0");

@@ -14,7 +14,7 @@
 namespace contraflow::critical_path_test {
 namespace {
 
-/// What must lie between the starts of a link of the chain and the next.
+/// Checks the time between the starts of a link of the chain and the next.
 bool Follows(const Instruction& before, const Span& from, const Span& to, Time occupancy) {
   if (to.start == from.end) return true;
   // A message behind another on its edge starts when that one has left, before it arrives.
@@ -40,8 +40,7 @@ TEST_SUITE("property") {
           Lower(GeneratePlan(spec), spec.costs, {.target = Level::kComponent, .overlap = overlap});
       const Simulation simulation = Simulate(plan, spec.costs);
       const auto path = CriticalPath(plan, spec.costs, simulation.timeline);
-      CAPTURE(round);
-      CAPTURE(schedule.name);
+      CAPTURES(round, schedule.name);
       REQUIRE_FALSE(path.empty());
       const auto span = [&](InstructionRef ref) {
         return simulation.timeline

@@ -70,7 +70,7 @@ bool Complete(Plan* plan, int64_t limit, std::mt19937_64* random) {
                                                                                   : 3;
     held[rank] += op == Op::F ? 1 : op == Op::B ? 0 : -1;
   }
-  return std::all_of(done.begin(), done.end(), [](int d) { return d == 3; });
+  return std::ranges::all_of(done, [](int d) { return d == 3; });
 }
 
 TEST_SUITE("unit") {
@@ -79,7 +79,7 @@ TEST_SUITE("unit") {
     CHECK(Optimum(1, 3, UniformCosts(1, 2, 3)) == 18);
     // One micro-batch: both ways, then the weight gradient of stage 0.
     CHECK(Optimum(3, 1, UniformCosts(1, 2, 3, 10)) == 3 * 3 + 4 * 10 + 3);
-    // As ZB-1P: (P - 1) F of fill, and W in the gaps.
+    // Like ZB-1P: (P - 1) F of fill, and W in the gaps.
     CHECK(Optimum(3, 4, UniformCosts(1, 1, 1)) == 2 + 4 * 3);
     // One activation: the next micro-batch enters when the weight gradient has left.
     CHECK(Optimum(2, 2, UniformCosts(1, 1, 1), 1) == 2 * 5);

@@ -114,7 +114,7 @@ TEST_SUITE("unit") {
     CHECK(Write(folder.File("file/x")) ==
           folder.File("file/x") + ": cannot be written: Not a directory");
     CHECK(CountIn(folder) == 1);
-    // As long as a name can be: the temporary name must not be longer.
+    // The name is as long as one can be: the temporary name must not be longer.
     CHECK(Write(folder.path / std::string(255, 'y')) == "accepted");
   }
 
@@ -246,7 +246,7 @@ TEST_SUITE("unit") {
       const fs::path room = fs::path(made.path()).parent_path();
       CHECK(fs::status(room).permissions() == own);
       CHECK(fs::status(made.path()).permissions() == fs::perms::all);
-      CHECK(room.filename().string().find(std::to_string(getpid())) == std::string::npos);
+      CHECK(!Contains(room.filename().string(), std::to_string(getpid())));
       rooms.insert(room.string());
       WriteFile(PathIn(made.path(), "a"), std::to_string(k));
       if (k > 0) made.Keep();

@@ -109,9 +109,7 @@ TEST_SUITE("property") {
   TEST_CASE("Simulate longest path and fixpoint give every instruction the same times") {
     std::mt19937_64 random(5);
     for (const Spec& spec : RandomSpecs(&random, 300, 6, 16)) {
-      CAPTURE(spec.schedule);
-      CAPTURE(spec.ranks);
-      CAPTURE(spec.microbatches);
+      CAPTURES(spec.schedule, spec.ranks, spec.microbatches);
       const Plan plan = Compile(spec);
       const Timeline timeline = Simulate(plan, spec.costs).timeline;
       CHECK(timeline == FixpointTimes(plan, spec.costs));

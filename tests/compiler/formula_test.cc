@@ -29,10 +29,7 @@ TEST_SUITE("unit") {
         const auto check = [&](const char* name, Time bubble, auto peak) {
           const Simulation simulation = Run(MakeSpec(name, p, m, costs));
           for (int r = 0; r < p; ++r) {
-            CAPTURE(name);
-            CAPTURE(p);
-            CAPTURE(m);
-            CAPTURE(r);
+            CAPTURES(name, p, m, r);
             const RankFigures& figures = simulation.ranks[static_cast<size_t>(r)];
             CHECK(figures.bubble == bubble * kOne);
             CHECK(figures.peak_activations == peak(r));
@@ -73,14 +70,7 @@ TEST_SUITE("unit") {
         REQUIRE(exact.size() == static_cast<size_t>(p));
         const Time published = schedule->formula->published(spec);
         for (size_t r = 0; r < exact.size(); ++r) {
-          CAPTURE(schedule->name);
-          CAPTURE(r);
-          CAPTURE(p);
-          CAPTURE(m);
-          CAPTURE(stage.f);
-          CAPTURE(stage.b);
-          CAPTURE(stage.w);
-          CAPTURE(stage.fb);
+          CAPTURES(schedule->name, r, p, m, stage.f, stage.b, stage.w, stage.fb);
           CHECK(simulation.ranks[r].bubble == exact[r]);
           ++compared;
           if (exact[r] != published) ++differs_from_published;
@@ -91,8 +81,7 @@ TEST_SUITE("unit") {
     MESSAGE(compared << " bubbles compared, of which " << differs_from_published
                      << " differ from the published formula");
     CHECK(compared > CasesToDraw(25'000));
-    // Where a form is known it is known for every spec that fits, but for whole units of Chimera
-    // only.
+    // A form that is known is known for every spec that fits, but for whole units of Chimera only.
     CHECK(known["interleaved-1f1b"] > CasesToDraw(300));
     CHECK(known["chimera"] > CasesToDraw(250));
     known.erase("interleaved-1f1b");
@@ -118,9 +107,7 @@ TEST_SUITE("unit") {
                            UniformCosts(draw(1, 99), draw(1, 99), draw(1, 99)));
       spec.chunks = draw(1, 5);
       if (!schedule.reject(spec).empty()) continue;
-      CAPTURE(spec.ranks);
-      CAPTURE(spec.microbatches);
-      CAPTURE(spec.chunks);
+      CAPTURES(spec.ranks, spec.microbatches, spec.chunks);
       const Simulation simulation = Run(spec);
       const std::vector<Time> exact = schedule.formula->exact(spec);
       // With too few micro-batches for a round of P ranks wait for each other.
@@ -150,13 +137,7 @@ TEST_SUITE("unit") {
                  w = draw(100, static_cast<int>(std::min(f, b)));
       const Time c = draw(0, static_cast<int>(w / 10));
       const CostModel costs = UniformCosts(f, b, w, c);
-      CAPTURE(p);
-      CAPTURE(m);
-      CAPTURE(v);
-      CAPTURE(f);
-      CAPTURE(b);
-      CAPTURE(w);
-      CAPTURE(c);
+      CAPTURES(p, m, v, f, b, w, c);
       const auto bubble = [&](const Plan& order) {
         const Simulation simulation = Simulate(order, costs);
         return simulation.makespan - simulation.ranks[0].busy;
@@ -188,10 +169,7 @@ TEST_SUITE("unit") {
           Spec spec = MakeSpec("interleaved-1f1b", p, m, UniformCosts(2, 1, 1, 1));
           spec.chunks = v;
           for (int rounds = 1; rounds <= std::max(1, m / p); ++rounds) {
-            CAPTURE(p);
-            CAPTURE(m);
-            CAPTURE(v);
-            CAPTURE(rounds);
+            CAPTURES(p, m, v, rounds);
             const Plan plan =
                 Lower(InterleavedInRounds(spec, rounds), spec.costs, {.target = Level::kComm});
             const int length = (m + rounds - 1) / rounds;
@@ -231,9 +209,7 @@ TEST_SUITE("unit") {
     for (int p = 2; p <= 16; ++p) {
       for (const int m : {2 * p, 2 * p + 1, 5 * p}) {
         const auto check = [&](const char* name, Time makespan, Time span, auto peak) {
-          CAPTURE(name);
-          CAPTURE(p);
-          CAPTURE(m);
+          CAPTURES(name, p, m);
           const Simulation simulation = Run(MakeSpec(name, p, m, costs));
           for (int r = 0; r < p; ++r) {
             const RankFigures& rank = simulation.ranks[static_cast<size_t>(r)];
@@ -243,8 +219,7 @@ TEST_SUITE("unit") {
           CHECK(simulation.span - simulation.ranks[0].busy == span * kOne);
         };
         const int half = 2 * (p / 2 + 1), third = 2 * ((p + 4) / 3);
-        // Nothing but the way from the first rank to the last: none between a rank's first and
-        // last.
+        // Only the way from the first rank to the last: none between a rank's first and last.
         check("zb-2p", p - 1, 0, [&](int) { return 2 * p; });
         check("zb-v", p - 1, 0, [&](int) { return 2 * p; });
         const int v_half = p == 2 ? 1 : p % 2 == 0 ? 3 * p - 7 : 3 * p - 4;
@@ -257,7 +232,8 @@ TEST_SUITE("unit") {
   }
 
   TEST_CASE("chimera: a bubble more for every unit where F and B differ") {
-    // By hand from the slots: P = 4, F = 1, B = 2 leaves 3 + 1 with one unit, 2 more with each.
+    // Computed by hand from the slots: P = 4, F = 1, B = 2 leaves 3 + 1 with one unit, 2 more with
+    // each.
     for (const int units : {1, 2, 3, 6}) {
       const Spec spec =
           MakeSpec("chimera", 4, 4 * units, UniformCosts(2'000'000, 2'000'000, 2'000'000));

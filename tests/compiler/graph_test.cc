@@ -45,8 +45,8 @@ int ShortestCycleLength(const Digraph& graph) {
 }
 
 bool HasEdge(const Digraph& graph, int from, int to) {
-  return std::any_of(graph.edges.begin(), graph.edges.end(),
-                     [&](const Edge& e) { return e.from == from && e.to == to; });
+  return std::ranges::any_of(graph.edges,
+                             [&](const Edge& e) { return e.from == from && e.to == to; });
 }
 
 TEST_SUITE("unit") {

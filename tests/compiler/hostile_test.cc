@@ -37,7 +37,7 @@ bool IsClear(const std::string& message) {
   return message.size() > 5 && message.size() < 2000 && message[0] == 'p' && message[1] == ':';
 }
 
-/// Where each JSON value of the text begins and ends, found without a parser: scalars, strings, and
+/// Begin and end of each JSON value of the text, found without a parser: scalars, strings, and
 /// brackets with what they enclose.
 std::vector<std::pair<size_t, size_t>> Values(const std::string& text) {
   std::vector<std::pair<size_t, size_t>> values;

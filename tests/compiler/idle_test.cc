@@ -14,6 +14,7 @@
 #include "compiler/verify/verify.h"
 #include "schedules/compile.h"
 #include "schedules/registry.h"
+#include "tests/support/failure.h"
 #include "tests/support/support.h"
 
 namespace contraflow::idle_test {
@@ -25,7 +26,7 @@ Time Total(const std::vector<Idle>& idle) {
   return total;
 }
 
-/// By name, of one rank: "fill 3 memory 7".
+/// Causes by name, of one rank: "fill 3 memory 7".
 std::string Causes(const std::vector<Idle>& idle) {
   std::vector<Time> times(kIdleCauses, 0);
   for (const Idle& one : idle) {
@@ -40,7 +41,7 @@ std::string Causes(const std::vector<Idle>& idle) {
   return text;
 }
 
-/// Nothing if the idle times of a rank are in order, apart, and never while its lane is busy.
+/// Returns "" if the idle times of a rank are in order, apart, and never while its lane is busy.
 std::string Flaw(const Plan& plan, const Simulation& run, int r, const std::vector<Idle>& idle) {
   const std::vector<Span>& spans = run.timeline.ranks[static_cast<size_t>(r)];
   Time free = 0;
@@ -83,8 +84,7 @@ TEST_SUITE("property") {
         const Plan plan = Lower(GeneratePlan(spec), spec.costs, {.target = level});
         const Simulation run = Simulate(plan, spec.costs);
         const std::vector<std::vector<Idle>> idle = AttributeIdle(plan, spec.costs, run);
-        CAPTURE(spec.schedule);
-        CAPTURE(Name(level));
+        CAPTURES(spec.schedule, Name(level));
         for (int r = 0; r < plan.ranks; ++r) {
           const auto& own = idle[static_cast<size_t>(r)];
           CHECK(Total(own) == run.ranks[static_cast<size_t>(r)].bubble);
@@ -181,8 +181,7 @@ TEST_SUITE("property") {
         const Time step = std::max<Time>(1, cost / 1000);
         cost += step;
         if (!FlawOf(other.stages[0], other.unit).empty()) continue;
-        CAPTURE(spec.schedule);
-        CAPTURE(sensitivity.cost);
+        CAPTURES(spec.schedule, sensitivity.cost);
         const Time after = Simulate(plan, other).makespan;
         CHECK(sensitivity.slope * static_cast<double>(step) ==
               doctest::Approx(static_cast<double>(after - before)));
@@ -234,7 +233,7 @@ TEST_SUITE("idle") {
       const std::vector<Idle> idle = AttributeIdle(plan, costs, Simulate(plan, costs))[0];
       REQUIRE(!idle.empty());
       CHECK(idle[0].cause == IdleCause::kOrder);
-      CHECK(Causes(idle).find("memory") == std::string::npos);
+      CHECK(!Contains(Causes(idle), "memory"));
       // 1F1B holds as many as it ever does while it waits.
       const Plan full = Compile(MakeSpec("1f1b", 4, 8, costs));
       CHECK(Causes(AttributeIdle(full, costs, Simulate(full, costs))[0]) ==

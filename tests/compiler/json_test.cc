@@ -99,9 +99,9 @@ TEST_SUITE("unit") {
       CHECK(PlainText(row.text) == row.plain);
       CHECK(PlainText(row.plain) == row.plain);
       CHECK(QuoteJson(row.text) == row.quoted);
-      CHECK(PlainLine(row.text).find('\n') == std::string::npos);
+      CHECK(!Contains(PlainLine(row.text), "\n"));
       // It comes back as it was, where JSON can say it, and no text of a file may have it.
-      const bool utf8 = row.quoted.find("ufffd") == std::string::npos;
+      const bool utf8 = !Contains(row.quoted, "ufffd");
       const JsonDocument document = ParseJson("{\"a\": " + row.quoted + "}", "f.json");
       if (utf8) CHECK((*document.value)["a"].get<std::string>() == row.text);
       if (!utf8 || (row.plain == row.text && row.text != "a\nb")) continue;

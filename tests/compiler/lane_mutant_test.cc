@@ -21,7 +21,7 @@
 namespace contraflow::lane_mutant_test {
 namespace {
 
-/// What goes wrong in any of some runs of a plan.
+/// Returns the first fault of some runs of a plan.
 std::string RunAllWays(const Plan& plan, int runs) {
   std::vector<PacedRun> paced = {{Pace::kProgramOrder, 1}};
   for (int k = 0; k < runs; ++k) {
@@ -77,15 +77,11 @@ std::set<std::string> Mutate(Level level, int each, int least) {
   int number = 0;
   for (const Plan& plan : SoundPlans(level)) {
     if (kSanitized && number++ % 3 != 0) continue;
-    CAPTURE(plan.schedule);
-    CAPTURE(plan.ranks);
-    CAPTURE(plan.layers);
+    CAPTURES(plan.schedule, plan.ranks, plan.layers);
     REQUIRE(FindingsText(plan) == "");
     REQUIRE(RunAllWays(plan, 10) == "");
     for (const Mutant& mutant : MakeMutants(plan, each, seed++)) {
-      CAPTURE(seed);
-      CAPTURE(mutant.name);
-      CAPTURE(mutant.what);
+      CAPTURES(seed, mutant.name, mutant.what);
       const std::vector<std::string> checks = ChecksOf(Verify(mutant.plan));
       CAPTURE(FindingsText(mutant.plan));
       CHECK(tally.Add(mutant, checks));
@@ -145,8 +141,7 @@ TEST_SUITE("property") {
         const std::vector<std::string> checks = ChecksOf(Verify(plan));
         if (!checks.empty() && (checks[0] == "shape" || checks[0] == "level")) break;
       }
-      CAPTURE(round);
-      CAPTURE(FindingsText(plan));
+      CAPTURES(round, FindingsText(plan));
       if (!Verify(plan).empty()) continue;
       ++sound;
       CHECK(RunAllWays(plan, 6) == "");

@@ -131,7 +131,7 @@ const std::set<std::string>* RuleOf(const std::string& room) {
 std::string Room(const std::string& file) { return file.substr(0, file.rfind('/')); }
 std::string Top(const std::string& file) { return file.substr(0, file.find('/')); }
 
-/// What each product file includes, by its path below the root.
+/// Includes of each product file, by its path below the root.
 const std::map<std::string, std::vector<std::string>>& Includes() {
   static const auto includes = [] {
     const fs::path root = fs::path(CF_TEST_DIR).parent_path();
@@ -227,8 +227,8 @@ TEST_SUITE("unit") {
     }
     for (bool some = true; some;) {
       some = std::erase_if(rooms, [&](const auto& room) {
-               return std::none_of(room.second.begin(), room.second.end(),
-                                   [&](const auto& other) { return rooms.count(other) > 0; });
+               return std::ranges::none_of(
+                   room.second, [&](const auto& other) { return rooms.count(other) > 0; });
              }) > 0;
     }
     for (const auto& [room, others] : rooms) FAIL_CHECK(room << " is in a circle, or above one");

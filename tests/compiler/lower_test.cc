@@ -31,10 +31,7 @@ TEST_SUITE("property") {
         if (!schedule->reject(spec).empty()) continue;
         spec.costs = RandomCosts(&random, schedule->stages(spec), m);
         spec.data_parallel = round % 3 == 0 ? 2 : 1;
-        CAPTURE(schedule->name);
-        CAPTURE(p);
-        CAPTURE(m);
-        CAPTURE(round);
+        CAPTURES(schedule->name, p, m, round);
         const Plan order = GeneratePlan(spec);
         const Plan plan = Lower(order, spec.costs, {.target = Level::kComm});
         ++plans;

@@ -201,8 +201,8 @@ TEST_SUITE("property") {
           for (int i = slot.first; i <= slot.last; ++i) held[static_cast<size_t>(i)] += slot.bytes;
         }
         REQUIRE(!held.empty());
-        CHECK(figures[r].peak_index == std::max_element(held.begin(), held.end()) - held.begin());
-        CHECK(figures[r].peak >= *std::max_element(held.begin(), held.end()));
+        CHECK(figures[r].peak_index == std::ranges::max_element(held) - held.begin());
+        CHECK(figures[r].peak >= *std::ranges::max_element(held));
       }
     }
   }

@@ -20,7 +20,7 @@
 namespace contraflow::mutant_test {
 namespace {
 
-// Of so many plans one is mutated.
+// Number of plans of which one is mutated.
 constexpr uint64_t kEach = kSanitized ? 8 : 1;
 
 /// Sound comm-level plans of every schedule, small, with one and two replicas.
@@ -39,40 +39,37 @@ std::vector<Plan> SoundPlans() {
   return plans;
 }
 
-/// What breaks a promise of shape, level or group is wrong without any effect on the run.
+/// A mutant that breaks a promise of shape, level or group is wrong without any effect on the run.
 bool MustGoWrong(const std::string& check) {
   return check != "shape" && check != "level" && check != "group";
+}
+
+/// Mutates a plan, or one of `kEach` plans; `harmless` goes on with a mutant that no check rejects.
+template <typename Harmless>
+void Mutate(const Plan& plan, uint64_t seed, MutantTally* tally, Harmless harmless) {
+  if (seed % kEach != 0) return;
+  REQUIRE(Verify(plan).empty());
+  REQUIRE(RunSymbolically(plan) == "");
+  for (const Mutant& mutant : MakeMutants(plan, 153, seed)) {
+    CAPTURES(plan.schedule, plan.ranks, plan.microbatches, seed, mutant.name, mutant.what,
+             FindingsText(mutant.plan));
+    const std::vector<std::string> checks = ChecksOf(Verify(mutant.plan));
+    CHECK(tally->Add(mutant, checks));
+    if (checks.empty()) {
+      CHECK(RunSymbolically(mutant.plan) == "");
+      harmless(mutant.plan);
+    } else if (MustGoWrong(checks[0])) {
+      // No false alarm either: what is out of order, out of place or stuck does go wrong.
+      CHECK(RunSymbolically(mutant.plan) != "");
+    }
+  }
 }
 
 TEST_SUITE("property") {
   TEST_CASE("every mutant is rejected by the expected check or runs right") {
     MutantTally tally;
     uint64_t seed = 1;
-    for (const Plan& plan : SoundPlans()) {
-      REQUIRE(Verify(plan).empty());
-      REQUIRE(RunSymbolically(plan) == "");
-      if (seed % kEach != 0) {
-        ++seed;
-        continue;
-      }
-      for (const Mutant& mutant : MakeMutants(plan, 153, seed++)) {
-        CAPTURE(plan.schedule);
-        CAPTURE(plan.ranks);
-        CAPTURE(plan.microbatches);
-        CAPTURE(seed);
-        CAPTURE(mutant.name);
-        CAPTURE(mutant.what);
-        CAPTURE(FindingsText(mutant.plan));
-        const std::vector<std::string> checks = ChecksOf(Verify(mutant.plan));
-        CHECK(tally.Add(mutant, checks));
-        if (checks.empty()) {
-          CHECK(RunSymbolically(mutant.plan) == "");
-        } else if (MustGoWrong(checks[0])) {
-          // No false alarm either: what is out of order, out of place or stuck does go wrong.
-          CHECK(RunSymbolically(mutant.plan) != "");
-        }
-      }
-    }
+    for (const Plan& plan : SoundPlans()) Mutate(plan, seed++, &tally, [](const Plan&) {});
     MESSAGE(tally.total << " mutants, " << tally.sound << " of them sound\n"
                         << tally.Table(Level::kComm));
     CHECK(tally.total >= CasesToDraw(5000));
@@ -87,40 +84,15 @@ TEST_SUITE("property") {
   TEST_CASE("level compute: mutants are rejected or lower to what runs right") {
     MutantTally tally;
     uint64_t seed = 1000;
-    for (const Plan& lowered : SoundPlans()) {
-      if (seed % kEach != 0) {
-        ++seed;
-        continue;
-      }
-      Plan plan = lowered;
+    for (Plan plan : SoundPlans()) {
       plan.level = Level::kCompute;
       for (Program& program : plan.programs) {
-        program.erase(
-            std::remove_if(program.begin(), program.end(),
-                           [](const Instruction& i) { return WorkOf(i.op) != Work::kCompute; }),
-            program.end());
+        std::erase_if(program, [](const Instruction& i) { return WorkOf(i.op) != Work::kCompute; });
       }
-      REQUIRE(Verify(plan).empty());
-      REQUIRE(RunSymbolically(plan) == "");
-      for (const Mutant& mutant : MakeMutants(plan, 153, seed++)) {
-        CAPTURE(plan.schedule);
-        CAPTURE(plan.ranks);
-        CAPTURE(plan.microbatches);
-        CAPTURE(seed);
-        CAPTURE(mutant.name);
-        CAPTURE(mutant.what);
-        CAPTURE(FindingsText(mutant.plan));
-        const std::vector<std::string> checks = ChecksOf(Verify(mutant.plan));
-        CHECK(tally.Add(mutant, checks));
-        if (checks.empty()) {
-          CHECK(RunSymbolically(mutant.plan) == "");
-          // Lower throws if what it makes is unsound.
-          CHECK(RunSymbolically(Lower(mutant.plan, *lowered.costs, {.target = Level::kComm})) ==
-                "");
-        } else if (MustGoWrong(checks[0])) {
-          CHECK(RunSymbolically(mutant.plan) != "");
-        }
-      }
+      Mutate(plan, seed++, &tally, [&](const Plan& harmless) {
+        // Lower throws if what it makes is unsound.
+        CHECK(RunSymbolically(Lower(harmless, *plan.costs, {.target = Level::kComm})) == "");
+      });
     }
     MESSAGE(tally.total << " mutants, " << tally.sound << " of them sound");
     CHECK(tally.total >= CasesToDraw(2000));
@@ -138,8 +110,7 @@ TEST_SUITE("property") {
         const uint64_t operation = random() % 2 == 0 ? 9 + random() % 3 : random();
         if (const auto mutant = MakeMutant(plan, operation, random())) plan = mutant->plan;
       }
-      CAPTURE(round);
-      CAPTURE(FindingsText(plan));
+      CAPTURES(round, FindingsText(plan));
       const std::vector<std::string> checks = ChecksOf(Verify(plan));
       if (checks.empty()) {
         ++sound;

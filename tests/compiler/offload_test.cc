@@ -211,8 +211,7 @@ TEST_SUITE("property") {
         spec.search.budget = 10'000'000;
         if (!schedule->reject(spec).empty()) continue;
         const Plan order = OffloadedPlan(*schedule, spec, &random, &costs);
-        CAPTURE(schedule->name);
-        CAPTURE(round);
+        CAPTURES(schedule->name, round);
         REQUIRE(FindingsText(order) == "");
         Plan comm;
         for (const Level level : {Level::kComm, Level::kComponent, Level::kBuffer}) {
@@ -355,11 +354,7 @@ TEST_SUITE("property") {
       }
       if (plan == sound[0]) continue;
       ++made;
-      CAPTURE(plan.schedule);
-      CAPTURE(Name(plan.level));
-      CAPTURE(kind);
-      CAPTURE(ToString(i));
-      CAPTURE(FindingsText(plan));
+      CAPTURES(plan.schedule, Name(plan.level), kind, ToString(i), FindingsText(plan));
       if (!Verify(plan).empty()) {
         ++rejected;
         continue;

@@ -98,8 +98,7 @@ TEST_SUITE("unit") {
     CHECK(Read("[3,0,0,-1,-1,-1,1,1]") ==
           at + "instruction [3,0,0,-1,-1,-1,1,1]: the next of \"after\" (ascending) must be in "
                "2..2147483647, is 1");
-    CHECK(Read("[3,0,0,-1,-1,-1,0,1,2,3,4,5,6]").find("\"after\" has more than 6 entries") !=
-          std::string::npos);
+    CHECK(Contains(Read("[3,0,0,-1,-1,-1,0,1,2,3,4,5,6]"), "\"after\" has more than 6 entries"));
     CHECK(Read("[3,7,0]") == at + "instruction \"F s7 m0\": the stage must be in 0..3, is 7");
     CHECK(Read("[3,0,1.5]") == "p: /programs/0/0/2: must be a whole number");
     CHECK(Read("[3,\"x\"]") == "p: /programs/0/0/1: must be a whole number");

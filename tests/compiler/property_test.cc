@@ -1,4 +1,4 @@
-// What holds for every row of the schedule table, whatever it is.
+// Properties of every row of the schedule table, whatever it is.
 
 #include <doctest/doctest.h>
 
@@ -28,8 +28,8 @@ int CountRoundTripFailures(const Plan& plan) {
   return failures;
 }
 
-/// One cost, one tick up or a lot. What an F&B saves over its halves stays: with a longer forward
-/// alone and the same F&B it would save more, and other pairs with it.
+/// One cost, one tick up or a lot. The saving of an F&B over its halves stays: with a longer
+/// forward alone and the same F&B it would save more, and other pairs with it.
 CostModel Raised(CostModel costs, std::mt19937_64* random) {
   const auto draw = [&](int high) { return std::uniform_int_distribution<int>(0, high)(*random); };
   const Time more = draw(1) == 0 ? 1 : 17;
@@ -69,10 +69,7 @@ TEST_SUITE("property") {
             Spec spec =
                 MakeSpec(schedule->name, ranks, microbatches, UniformCosts(kOne, kOne, kOne));
             spec.chunks = chunks;
-            CAPTURE(spec.schedule);
-            CAPTURE(ranks);
-            CAPTURE(microbatches);
-            CAPTURE(chunks);
+            CAPTURES(spec.schedule, ranks, microbatches, chunks);
             const std::string why_not = schedule->reject(spec);
             if (!why_not.empty()) {
               ++rejected;
@@ -82,7 +79,7 @@ TEST_SUITE("property") {
             ++accepted;
             const Plan order = GeneratePlan(spec);
             CHECK(order.level == Level::kCompute);
-            // Those of auto are cut or merged to the stages of its placement.
+            // Costs of auto are cut or merged to the stages of its placement.
             const CostModel costs = order.costs ? *order.costs : spec.costs;
             if (!order.costs) CHECK(order.stages == schedule->stages(spec));
             CHECK(Verify(order).empty());
@@ -114,9 +111,7 @@ TEST_SUITE("property") {
         if (spec.schedule == "auto") continue;
         const Simulation simulation = Simulate(Compile(spec), spec.costs);
         for (int r = 0; r < ranks; ++r) {
-          CAPTURE(spec.schedule);
-          CAPTURE(ranks);
-          CAPTURE(r);
+          CAPTURES(spec.schedule, ranks, r);
           CHECK(simulation.ranks[static_cast<size_t>(r)].peak_activations ==
                 schedule->peak_activations(spec, r));
         }
@@ -136,10 +131,7 @@ TEST_SUITE("property") {
       const int64_t each = draw(1, 50);
       spec.costs.memory = {.activation_bytes = each, .w_stash_bytes = draw(0, each)};
       spec.memory_limit = draw(1, 3 * each * ranks);
-      CAPTURE(ranks);
-      CAPTURE(m);
-      CAPTURE(each);
-      CAPTURE(*spec.memory_limit);
+      CAPTURES(ranks, m, each, *spec.memory_limit);
       if (*spec.memory_limit < each) {
         CHECK(schedule.reject(spec) == "needs room for one activation of " + std::to_string(each) +
                                            " on a rank, `memory_limit` is " +
@@ -167,9 +159,7 @@ TEST_SUITE("property") {
   TEST_CASE("costs times k give times times k and a higher cost never gives a shorter makespan") {
     std::mt19937_64 random(3);
     for (const Spec& spec : RandomSpecs(&random, 200, 6, 16)) {
-      CAPTURE(spec.schedule);
-      CAPTURE(spec.ranks);
-      CAPTURE(spec.microbatches);
+      CAPTURES(spec.schedule, spec.ranks, spec.microbatches);
       const Plan plan = Compile(spec);
       CostModel costs = spec.costs;
       Time makespan = Simulate(plan, costs).makespan;

@@ -32,7 +32,7 @@ Plan SomePlan(int microbatches = 6) {
   return Compile(MakeSpec("1f1b", 3, microbatches, UniformCosts(3, 4, 2, 1)));
 }
 
-/// What is said of the folder "plan" in the place, whose own name is left out of it.
+/// Returns the error of the folder "plan" in the place, whose own name is left out of it.
 std::string Read(const TestFolder& place) {
   std::string text = Failure([&] { ReadPlanFile(place.File("plan")); });
   const std::string name = place.File("");
@@ -76,7 +76,7 @@ TEST_SUITE("unit") {
     fs::remove(place.File("plan/rank-0002.cbor"));
     const RankPlan own = ReadRankFile(place.File("plan"), 1);
     CHECK(own == ReadRankPlan(WriteRankPlan(plan, 1), "r.json"));
-    // By the head they tell that they have parts of the same plan.
+    // The head tells that they have parts of the same plan.
     const std::string head = ReadRankFilesHead(place.File("plan"));
     WriteRankFiles(place.File("again"), plan);
     WriteRankFiles(place.File("other"), SomePlan(7));
@@ -136,8 +136,7 @@ TEST_SUITE("unit") {
       const std::string text = Read(place);
       CAPTURE(text);
       CHECK(text.find("plan/rank-0001.cbor: has the checksum ") == 0);
-      CHECK(text.find(": it is damaged, or belongs to another plan; write the folder again") !=
-            std::string::npos);
+      CHECK(Contains(text, ": it is damaged, or belongs to another plan; write the folder again"));
     }
     SUBCASE("of another rank") {
       fs::copy_file(place.File("plan/rank-0002.cbor"), own, fs::copy_options::overwrite_existing);

@@ -35,7 +35,7 @@ using Shares = std::vector<std::vector<LayerShare>>;
 
 Instruction FirstLayers(int layers) { return RecomputeOp(0, 0, {RecomputePart::kFull, layers}); }
 
-/// Of three MoE layers a stage.
+/// Costs of three MoE layers a stage.
 CostModel LayerCosts(std::mt19937_64* random) {
   CostModel costs;
   const auto draw = [&] { return std::vector<Time>{1 + static_cast<Time>((*random)() % 9)}; };
@@ -66,13 +66,13 @@ std::vector<int64_t> PeaksByLayer(const Plan& plan, const CostModel& costs) {
   for (const Program& program : plan.programs) {
     int64_t held = 0, peak = 0;
     const auto again = [&](int s, int m) {
-      const auto at = std::find_if(program.begin(), program.end(), [&](const Instruction& i) {
+      const auto at = std::ranges::find_if(program, [&](const Instruction& i) {
         return i.op == Op::R && i.stage == s && i.microbatch == m;
       });
       const auto layers = static_cast<int>(costs.shares[static_cast<size_t>(s)].size());
       return at == program.end() ? 0 : at->layers == 0 ? layers : int{at->layers};
     };
-    // What these layers hold, but for the input of the stage if it stays.
+    // Bytes that these layers hold, but for the input of the stage if it stays.
     const auto layers = [&](int s, int count) {
       int64_t bytes = 0;
       for (int l = 0; l < count; ++l) {
@@ -234,7 +234,7 @@ TEST_SUITE("unit") {
     Spec spec = MakeSpec("1f1b", 2, 4, costs);
     spec.recompute = ParseRecompute("layers=3:1");
     CHECK(Failure([&] { GeneratePlan(spec); }) == "`recompute`: stage 1 has 2 layers, not 3");
-    // Of every stage as many as it has.
+    // The extent is of every stage as many as it has.
     spec.recompute = ParseRecompute("layers=3");
     CHECK(RecomputedCells(GeneratePlan(spec)).extent(0).whole());
     spec.recompute = ParseRecompute("layers=0,1");
@@ -386,9 +386,7 @@ TEST_SUITE("property") {
       }
       if (plan == before) continue;
       ++made;
-      CAPTURE(plan.schedule);
-      CAPTURE(Name(plan.level));
-      CAPTURE(kind);
+      CAPTURES(plan.schedule, Name(plan.level), kind);
       if (!Verify(plan).empty()) {
         ++rejected;
         continue;

@@ -1,5 +1,5 @@
-// R of a part: attention alone, experts alone, all but attention. What it takes and leaves follows
-// from the components, plans of it are sound and run right, and what is damaged is caught.
+// R of a part: attention alone, experts alone, all but attention. Its times and bytes follow from
+// the components, plans of it are sound and run right, and what is damaged is caught.
 
 #include <doctest/doctest.h>
 
@@ -85,8 +85,7 @@ TEST_SUITE("property") {
         const CostModel costs = SomeCosts(&random);
         const Plan order = GeneratePlan(MakeSpec(schedule, 2, 4, costs));
         const Plan with = InsertRecompute(order, {0, 1}, part);
-        CAPTURE(schedule);
-        CAPTURE(Name(part));
+        CAPTURES(schedule, Name(part));
         REQUIRE(FindingsText(with) == "");
         for (const Level level : {Level::kComm, Level::kComponent, Level::kBuffer}) {
           const Plan plan = Lower(with, costs, {.target = level});
@@ -110,8 +109,7 @@ TEST_SUITE("property") {
     for (int round = 0; round < CasesToDraw(12); ++round) {
       const CostModel costs = SomeCosts(&random);
       for (const char* schedule : {"1f1b", "interleaved-1f1b", "zb-v", "dualpipe"}) {
-        CAPTURE(schedule);
-        CAPTURE(round);
+        CAPTURES(schedule, round);
         Spec spec = MakeSpec(schedule, 2 + 2 * static_cast<int>(random() % 2), 8, costs);
         spec.recompute.choice = Recompute::Choice::kFull;
         spec.recompute.part = round % 4 == 0 ? RecomputePart::kFull : kSomeParts[round % 4 - 1];
@@ -199,10 +197,7 @@ TEST_SUITE("property") {
       }
       if (plan == before) continue;
       ++made;
-      CAPTURE(plan.schedule);
-      CAPTURE(Name(plan.level));
-      CAPTURE(kind);
-      CAPTURE(FindingsText(plan));
+      CAPTURES(plan.schedule, Name(plan.level), kind, FindingsText(plan));
       if (!Verify(plan).empty()) {
         ++rejected;
         continue;

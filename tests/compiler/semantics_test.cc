@@ -140,8 +140,8 @@ class Mutator {
   }
 
   static void Sort(std::vector<Mark>* marks) {
-    std::stable_sort(marks->begin(), marks->end(),
-                     [](const Mark& a, const Mark& b) { return a.before < b.before; });
+    std::ranges::stable_sort(*marks,
+                             [](const Mark& a, const Mark& b) { return a.before < b.before; });
   }
 
   std::mt19937_64 random_;
@@ -153,8 +153,7 @@ TEST_SUITE("property") {
     std::array<int, 5> sound{};
     for (uint64_t seed = 0; seed < static_cast<uint64_t>(CasesToDraw(1000)); ++seed) {
       const Plan plan = Mutator(seed).Mutate(plans[seed % plans.size()]);
-      CAPTURE(seed);
-      CAPTURE(plan.schedule);
+      CAPTURES(seed, plan.schedule);
       size_t count = 0;
       for (const Semantics semantics : kEverySemantics) {
         CAPTURE(Name(semantics));
@@ -163,7 +162,7 @@ TEST_SUITE("property") {
         const std::string ran = RunQueues(plan, semantics);
         CAPTURE(ran);
         CHECK(findings.empty() == ran.empty());
-        // What runs under one runs under the next.
+        // A plan that runs under one runs under the next.
         if (findings.empty()) ++count;
         if (count > 0) CHECK(findings.empty());
       }
@@ -273,7 +272,7 @@ TEST_SUITE("unit") {
     plan.marks = {{ParseMark("IDLE before=0 count=2"), ParseMark("UNSHARD s0 before=9")}, {}};
     CHECK(FindingsText(plan) == "");
     const std::string text = WritePlan(plan);
-    CHECK(text.find("\"semantics\": \"edge\"") != std::string::npos);
+    CHECK(Contains(text, "\"semantics\": \"edge\""));
     CHECK(ReadPlan(text, "p.json") == plan);
     CHECK(ReadPlan(WritePlanBinary(plan), "p.cbor") == plan);
     const auto why = [&text](const std::string& from, const std::string& to) {
@@ -291,8 +290,7 @@ TEST_SUITE("unit") {
     CHECK(why("UNSHARD s0 before=9\"", "UNSHARD s0 before=9\",\n\"IDLE before=8\"") ==
           "p.json: /marks/0/2: mark \"IDLE before=8\": stands behind one before 9; \"before\" must "
           "ascend");
-    CHECK(why("UNSHARD s0 before=9", "IDLE s0 before=9").find("a mark is written like") !=
-          std::string::npos);
+    CHECK(Contains(why("UNSHARD s0 before=9", "IDLE s0 before=9"), "a mark is written like"));
     CHECK(why("\n[\n]\n]\n}", "\n[\n], []\n]\n}") ==
           "p.json: /marks: must have 2 lists of marks, one for each rank, has 3");
   }

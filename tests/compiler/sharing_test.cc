@@ -44,7 +44,7 @@ class OrderTable {
   }
 
   bool AllBefore(const std::vector<size_t>& uses, size_t next) const {
-    return std::all_of(uses.begin(), uses.end(), [&](size_t use) { return before_[next][use]; });
+    return std::ranges::all_of(uses, [&](size_t use) { return before_[next][use]; });
   }
 
  private:
@@ -107,7 +107,7 @@ class Mover {
       slots[s].offset =
           (onto || (*random)() % 2 == 0) ? from + by : std::max(from - by, int64_t{0});
     }
-    return std::all_of(moved.begin(), moved.end(), [&](size_t a) {
+    return std::ranges::all_of(moved, [&](size_t a) {
       for (size_t b = 0; b < slots.size(); ++b) {
         if (a != b && ShareBytes(slots[a], slots[b]) && !Ordered(a, b) && !Ordered(b, a)) {
           return false;
@@ -154,10 +154,7 @@ TEST_SUITE("property") {
             Plan moved = plan;
             const bool sound = mover.Move(&moved, &random);
             const std::vector<Finding> findings = Verify(moved);
-            CAPTURE(schedule);
-            CAPTURE(opaque);
-            CAPTURE(rank);
-            CAPTURE(round);
+            CAPTURES(schedule, opaque, rank, round);
             CHECK(sound == findings.empty());
             CHECK((sound || ChecksOf(findings) == std::vector<std::string>{"sharing"}));
             ++(sound ? right : wrong);

@@ -187,9 +187,7 @@ TEST_SUITE("unit") {
           const Plan plan = Compile(schedule->name, 4, 8, costs);
           const Simulation simulation = Simulate(plan, costs);
           const auto path = CriticalPath(plan, costs, simulation.timeline);
-          CAPTURE(schedule->name);
-          CAPTURE(latency);
-          CAPTURE(occupancy);
+          CAPTURES(schedule->name, latency, occupancy);
           REQUIRE_FALSE(path.empty());
           const auto span = [&](InstructionRef ref) {
             return simulation.timeline

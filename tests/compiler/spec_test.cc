@@ -146,15 +146,14 @@ TEST_SUITE("unit") {
     for (const char* few : {"8", "1", "007"}) {
       CAPTURE(few);
       CHECK(LacksUnit(few, spec.costs));
-      CHECK(Failure([&] {
-              ParseMemoryLimit(few, spec, 8);
-            }).find("did you mean \"" + std::string(few) + "x\" or") != std::string::npos);
+      CHECK(Contains(Failure([&] { ParseMemoryLimit(few, spec, 8); }),
+                     "did you mean \"" + std::string(few) + "x\" or"));
     }
     for (const char* enough : {"9", "8B", "8e0", "8GB", "8x"}) {
       CAPTURE(enough);
       CHECK_FALSE(LacksUnit(enough, spec.costs));
     }
-    CHECK(Failure([&] { ParseMemoryLimit("0.6", spec, 8); }).find("\"0.6x\"") != std::string::npos);
+    CHECK(Contains(Failure([&] { ParseMemoryLimit("0.6", spec, 8); }), "\"0.6x\""));
     CHECK(ParseBytes("80G", "") == 80'000'000'000);
     CHECK(ParseBytes("1.5M", "") == 1'500'000);
     CHECK_FALSE(LacksUnit("8", Good().costs));

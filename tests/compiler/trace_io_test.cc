@@ -11,6 +11,7 @@
 #include "compiler/lower/lower.h"
 #include "compiler/simulate/simulate.h"
 #include "schedules/registry.h"
+#include "tests/support/failure.h"
 #include "tests/support/random_plan.h"
 #include "tests/support/sanitized.h"
 #include "tests/support/support.h"
@@ -167,7 +168,7 @@ Drawn Draw(const nlohmann::json& trace) {
     if (phase == "f") drawn.to[event["id"]] = {track, Nanoseconds(event["ts"])};
   }
   for (auto& [track, slices] : drawn.tracks) {
-    std::stable_sort(slices.begin(), slices.end(), [](const auto& a, const auto& b) {
+    std::ranges::stable_sort(slices, [](const auto& a, const auto& b) {
       return std::pair(a.start, a.end) < std::pair(b.start, b.end);
     });
   }
@@ -210,12 +211,11 @@ TEST_SUITE("unit") {
         CostModel costs = UniformCosts(kUnit, kUnit, kUnit, static_cast<Time>(comm * kUnit));
         Spec spec = MakeSpec(schedule->name, 4, 8, costs);
         spec.search.budget = 1'000'000;
-        CAPTURE(schedule->name);
-        CAPTURE(comm);
+        CAPTURES(schedule->name, comm);
         const Plan plan = Compile(spec);
         const Timeline timeline = Simulate(plan, *plan.costs).timeline;
         CheckDrawn(plan, timeline);
-        spilled += WriteTrace(plan, timeline).find("send to 1 (2)") != std::string::npos ? 1 : 0;
+        spilled += Contains(WriteTrace(plan, timeline), "send to 1 (2)") ? 1 : 0;
       }
     }
     CHECK(spilled > 10);

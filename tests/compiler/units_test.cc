@@ -68,7 +68,7 @@ TEST_SUITE("unit") {
     CHECK(scale.Of(40'000'000) == "0.040 s");
     CHECK(scale.Of(2'000'000'000) == "2.000 s");
     CHECK(scale.Of(0) == "0 s");
-    // What is something never reads as nothing.
+    // A time above 0 never reads as 0.
     CHECK(scale.Of(1'000) == "1 us");
     CHECK(TimeScale(26'000'000, Unit::kUnit).Of(500'000) == "0.5");
     CHECK(TimeScale(999'960'000, Unit::kNanoseconds).Of(999'960'000) == "1.000 s");

@@ -56,8 +56,7 @@ TEST_SUITE("property") {
     int unlike = 0;
     for (int round = 0; round < CasesToDraw(120); ++round) {
       const CommCase c = DrawCase(&random, round, Overlap::kAll);
-      CAPTURE(c.plan.schedule);
-      CAPTURE(round);
+      CAPTURES(c.plan.schedule, round);
       const Plan serial = ExpandComponents(c.plan, c.costs, Overlap::kPublished, std::nullopt);
       const Plan shared = ExpandComponents(c.plan, c.costs, Overlap::kAll, std::nullopt);
       CHECK(FindingsText(serial) == "");
@@ -93,8 +92,7 @@ TEST_SUITE("property") {
     int equal = 0;
     for (int round = 0; round < CasesToDraw(150); ++round) {
       const CommCase c = DrawCase(&random, round, Overlap::kPublished);
-      CAPTURE(c.plan.schedule);
-      CAPTURE(round);
+      CAPTURES(c.plan.schedule, round);
       if (HasPairs(c.plan)) continue;
       const Plan plan = ExpandComponents(c.plan, c.costs, Overlap::kPublished, std::nullopt);
       const Simulation chunks = Simulate(c.plan, c.costs), parts = Simulate(plan, c.costs);
@@ -114,8 +112,7 @@ TEST_SUITE("property") {
     std::mt19937_64 random(73);
     for (int round = 0; round < CasesToDraw(60); ++round) {
       CommCase c = DrawCase(&random, round, Overlap::kAll);
-      CAPTURE(c.plan.schedule);
-      CAPTURE(round);
+      CAPTURES(c.plan.schedule, round);
       Plan compute = c.plan;
       compute.level = Level::kCompute;
       for (Program& program : compute.programs) {
@@ -209,12 +206,10 @@ STEP s1
   TEST_CASE("unlike stages: what a layer does not have is refused") {
     Plan plan = TwoStages();
     plan.programs[0][1].op = Op::COMBINE_F;
-    CHECK(FindingsText(plan).find("layer 1 of stage 0 is dense, which has no COMBINE_F") !=
-          std::string::npos);
+    CHECK(Contains(FindingsText(plan), "layer 1 of stage 0 is dense, which has no COMBINE_F"));
     plan = TwoStages();
     plan.programs[0][0].op = Op::MLP_F;
-    CHECK(FindingsText(plan).find("layer 0 of stage 0 is plain, which has no MLP_F") !=
-          std::string::npos);
+    CHECK(Contains(FindingsText(plan), "layer 0 of stage 0 is plain, which has no MLP_F"));
     plan = TwoStages();
     plan.stage_layers.pop_back();
     CHECK(FindingsText(plan) ==
@@ -226,13 +221,12 @@ STEP s1
     plan = TwoStages();
     plan.level = Level::kBuffer;
     plan.slots.resize(2);
-    CHECK(FindingsText(plan).find("level buffer has values of MoE layers only") !=
-          std::string::npos);
+    CHECK(Contains(FindingsText(plan), "level buffer has values of MoE layers only"));
   }
 
   TEST_CASE("unlike stages: files say where they do not hold") {
     const std::string text = WritePlan(TwoStages());
-    CHECK(text.find("\"stage_layers\": [\"pd\",\"m\"]") != std::string::npos);
+    CHECK(Contains(text, "\"stage_layers\": [\"pd\",\"m\"]"));
     const auto failure = [&](const std::string& old, const std::string& other) {
       std::string changed = text;
       const size_t at = changed.find(old);

@@ -39,16 +39,15 @@ void CheckLives(const Plan& plan) {
       size_t made = 0;
       std::vector<Key> here;
       for (const Access& a : touched) {
-        CAPTURE(ToString(i));
-        CAPTURE(Name(a.value));
+        CAPTURES(ToString(i), Name(a.value));
         const Key key = {a.value, a.stage, a.layer, a.microbatch};
         made += a.makes ? 1 : 0;
         CHECK(a.makes == (touches[key]++ == 0));
         here.push_back(key);
       }
       CHECK(made <= kMaxMade);
-      std::sort(here.begin(), here.end());
-      CHECK(std::adjacent_find(here.begin(), here.end()) == here.end());
+      std::ranges::sort(here);
+      CHECK(std::ranges::adjacent_find(here) == here.end());
     }
   }
 }
@@ -181,7 +180,7 @@ TEST_SUITE("unit") {
     CHECK(bytes[static_cast<size_t>(Value::gate)] == 0);
     costs.memory->values.assign(kValueCount, 3);
     bytes = ValueBytesOf(costs, 2);
-    CHECK(std::all_of(bytes.begin(), bytes.end(), [](int64_t b) { return b == 3; }));
+    CHECK(std::ranges::all_of(bytes, [](int64_t b) { return b == 3; }));
   }
 }
 

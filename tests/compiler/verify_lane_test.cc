@@ -1,4 +1,4 @@
-// What lanes and buffers add to Verify: one change to a tiny sound plan each, whole messages
+// Checks of lanes and buffers in Verify: one change to a tiny sound plan each, whole messages
 // compared.
 
 #include <doctest/doctest.h>

@@ -231,9 +231,8 @@ TEST_SUITE("unit") {
     s.gpu.Record(s.event, s.a);
     GpuGraph* const graph = s.gpu.EndCapture(s.a);
     for (const gpu::Stream stream : {s.a, s.b}) {
-      CHECK(Failure([&] {
-              s.gpu.Wait(stream, s.event);
-            }).find("event 0 was recorded in a capture") != std::string::npos);
+      CHECK(Contains(Failure([&] { s.gpu.Wait(stream, s.event); }),
+                     "event 0 was recorded in a capture"));
     }
     CHECK(Failure([&] { s.gpu.Done(s.event); }) == "Done: event 0 was recorded in a capture");
     CHECK(Failure([&] { s.gpu.EndCapture(s.a); }) == "EndCapture: the stream began no capture");

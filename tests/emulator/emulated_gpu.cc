@@ -57,8 +57,8 @@ struct Memory {
   Blocks device, host;
 };
 Memory& Known() {
-  static Memory memory;
-  return memory;
+  static Memory* const memory = new Memory;  // outlives threads that still free some
+  return *memory;
 }
 
 void CheckDevice(const char* what, const void* at, size_t bytes) {
@@ -67,9 +67,9 @@ void CheckDevice(const char* what, const void* at, size_t bytes) {
                       " bytes of one allocation of device memory");
 }
 
-// Of new memory every bit is set. What large blocks have is the same bytes of one file again and
-// again, copied where it is written to: most of what kernels may work in is never touched. A
-// sanitizer has to know of each block.
+// Every bit of new memory is set. Large blocks are the same bytes of one file again and again,
+// copied where they are written to: most of what kernels may work in is never touched. A sanitizer
+// has to know of each block.
 constexpr size_t kFileBytes = size_t{1} << 20;
 bool IsLarge(size_t bytes) { return !kSanitized && bytes >= kFileBytes; }
 
@@ -362,8 +362,7 @@ GpuGraph* EmulatedGpu::EndCapture(gpu::Stream stream) {
 void EmulatedGpu::Launch(GpuGraph* graph, gpu::Stream stream) {
   Log(GpuCall::Kind::kGraph, stream);
   if (capture_) throw gpu::GpuError("Launch: a graph in a capture");
-  if (std::none_of(graphs_.begin(), graphs_.end(),
-                   [&](const auto& one) { return one.get() == graph; })) {
+  if (std::ranges::none_of(graphs_, [&](const auto& one) { return one.get() == graph; })) {
     throw gpu::GpuError("Launch: there is no such graph");
   }
   Queue* const queue = QueueOf(stream);
@@ -376,8 +375,8 @@ void EmulatedGpu::Launch(GpuGraph* graph, gpu::Stream stream) {
 }
 
 void EmulatedGpu::Drop(GpuGraph* graph) noexcept {
-  const auto at = std::find_if(graphs_.begin(), graphs_.end(),
-                               [&](const auto& one) { return one.get() == graph; });
+  const auto at =
+      std::ranges::find_if(graphs_, [&](const auto& one) { return one.get() == graph; });
   if (at == graphs_.end()) return;
   if (graph->last_launch != nullptr && !graph->last_launch->done)
     dropped_.push_back(std::move(*at));
@@ -388,7 +387,8 @@ bool EmulatedGpu::Done(GpuEvent* event) {
   const std::shared_ptr<EventMark>& mark = MarkOf(event, "Done");
   if (mark->capture != 0)
     throw gpu::GpuError("Done: " + Name(event) + " was recorded in a capture");
-  // Who asks again and again gets on, more and more: between two questions it may well rest.
+  // A caller who asks again and again gets on, more and more: between two questions it may well
+  // rest.
   for (int things = 1 + mark->asked++ / 8; things > 0 && !mark->done; --things) streams_.RunOne();
   return mark->done;
 }

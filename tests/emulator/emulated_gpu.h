@@ -45,15 +45,15 @@ struct EmulatedGpuOptions {
   std::vector<GpuCall>* log = nullptr;
 };
 
-/// A GPU in host memory, whose kernels the emulator runs. What is given to its streams runs when
+/// A GPU in host memory, whose kernels the emulator runs. Work given to its streams runs when
 /// somebody waits for it, in an order that is as unfortunate as streams and events allow: a wait
 /// that is missing gives a wrong result with some seed. A stream whose handle is null is not one of
 /// them: what it is given is done at once.
 ///
-/// Where CUDA is lenient, this GPU is not. A capture is an error in which a stream takes part that
-/// was not reached by events of it, waits for events of outside, copies to or from pageable memory,
-/// or is given anything behind what the first stream has waited for. While it lasts, no other
-/// stream is given anything. Copies are between the host and memory of Allocate.
+/// Stricter than CUDA: this GPU is not lenient. A capture is an error in which a stream takes part
+/// that was not reached by events of it, waits for events of outside, copies to or from pageable
+/// memory, or is given anything behind what the first stream has waited for. While it lasts, no
+/// other stream is given anything. Copies are between the host and memory of Allocate.
 class EmulatedGpu : public Gpu {
  public:
   explicit EmulatedGpu(int sms = 132) : EmulatedGpu(EmulatedGpuOptions{.sms = sms}) {}
@@ -88,7 +88,7 @@ class EmulatedGpu : public Gpu {
   size_t most_waiting() const { return streams_.most_waiting(); }
 
  private:
-  /// What a gpu::Stream's handle points to.
+  /// Target of a gpu::Stream's handle.
   struct Queue : emulator::Queue {
     Queue(EmulatedGpu* its_gpu, size_t its_number, std::string its_name)
         : gpu(its_gpu), number(its_number), name(std::move(its_name)) {}

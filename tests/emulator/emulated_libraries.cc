@@ -1,5 +1,5 @@
-// What stands in for NVIDIA's libraries where the emulator stands in for a GPU: for cublasLt the
-// same class, as loops, with a second candidate that sums from the end; cuDNN is not there.
+// Substitute for NVIDIA's libraries where the emulator stands in for a GPU: for cublasLt the same
+// class, as loops, with a second candidate that sums from the end; cuDNN is not there.
 
 #include <algorithm>
 #include <cstring>
@@ -35,7 +35,7 @@ void Multiply(const MatmulShape& shape, int candidate, const Bf16* a, const Bf16
   const std::vector<float> right = Floats(b, shape.transpose_b == Transpose::kYes, k, n);
   std::vector<float> sums(n);
   for (size_t i = 0; i < m; ++i) {
-    std::fill(sums.begin(), sums.end(), 0.0f);
+    std::ranges::fill(sums, 0.0f);
     for (size_t step = 0; step < k; ++step) {
       const size_t p = candidate == 0 ? step : k - 1 - step;
       const float factor = left[i * k + p];

@@ -19,7 +19,7 @@ void EmulatedStreams::Give(size_t stream, Item item) {
   most_waiting_ = std::max(most_waiting_, items.size());
 }
 
-/// Who goes before whom until the next draw.
+/// Draws who goes before whom until the next draw.
 void EmulatedStreams::Draw() {
   for (size_t i = 0; i < streams_.size(); ++i) {
     switch (turn_) {
@@ -50,7 +50,7 @@ std::unique_ptr<EmulatedStreams::Replay> EmulatedStreams::Begin(const Graph& gra
   return replay;
 }
 
-// What is done is gone before it runs, so that work that throws is not done again.
+// Work is gone before it runs, so that work that throws is not done again.
 void EmulatedStreams::RunFront(Stream* stream) {
   if (stream->items.front().graph != nullptr && stream->replay == nullptr) {
     stream->replay = Begin(*stream->items.front().graph);

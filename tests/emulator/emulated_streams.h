@@ -11,7 +11,7 @@
 
 namespace contraflow {
 
-/// What an event stood for when it was recorded; who waits for it keeps it.
+/// Meaning of an event when it was recorded; a stream that waits for it keeps it.
 struct EventMark {
   bool done = false;
   int asked = 0;              ///< how often, whether it is done
@@ -25,14 +25,14 @@ struct Graph {
     std::function<void()> work;
     size_t stream;
     std::vector<size_t> after;
-    /// What else it waits for: what this gives when the graph begins; empty: nothing.
+    /// Another wait: for the result of this when the graph begins; empty: none.
     std::function<std::shared_ptr<EventMark>()> outside = nullptr;
   };
   std::vector<Node> nodes;
   std::shared_ptr<EventMark> last_launch;  ///< which the next one waits for
 };
 
-/// What a stream has been given.
+/// Work that a stream has been given.
 struct Item {
   std::function<void()> work = nullptr;
   std::shared_ptr<EventMark> waits_for = nullptr;

@@ -95,7 +95,7 @@ struct Exchange {
   std::array<std::array<uint64_t, kWarpLanes>, 2> values;
 };
 
-/// Of a warp, by mask; that of the whole warp, which most are of, is found at once.
+/// Exchanges of a warp, by mask; that of the whole warp, which most are of, is found at once.
 struct Exchanges {
   Exchange whole;
   std::map<unsigned, Exchange> others;
@@ -223,7 +223,7 @@ std::vector<size_t> Turns(size_t count) {
   State& now = Now();
   std::vector<size_t> turns(count);
   std::iota(turns.begin(), turns.end(), size_t{0});
-  if (now.order == Order::kReverse) std::reverse(turns.begin(), turns.end());
+  if (now.order == Order::kReverse) std::ranges::reverse(turns);
   if (now.order == Order::kShuffled) std::shuffle(turns.begin(), turns.end(), now.random);
   return turns;
 }
@@ -276,15 +276,14 @@ void RunCluster(const char* name, Cluster* cluster) {
   now.cluster = cluster;
   const size_t block_threads = cluster->block_threads();
   const size_t blocks = cluster->blocks.size(), warps = cluster->blocks[0].exchanges.size();
-  // What gets as far as it comes before others have their turn: or else no warp, and no block of a
-  // cluster, ever is more than a turn ahead of the others.
+  // Parts that run as far as they can before others have their turn: or else no warp, and no block
+  // of a cluster, ever is more than a turn ahead of the others.
   enum class Hurry : uint8_t { kNone, kWarps, kBlocks };
   Hurry hurry = Hurry::kNone;
   if (now.order == Order::kShuffled && now.random() % 2 == 0) {
     hurry = blocks > 1 && now.random() % 2 == 0 ? Hurry::kBlocks : Hurry::kWarps;
   }
-  while (!std::all_of(cluster->threads.begin(), cluster->threads.end(),
-                      [](const Thread& thread) { return thread.done; })) {
+  while (!std::ranges::all_of(cluster->threads, [](const Thread& thread) { return thread.done; })) {
     bool moved = false;
     if (hurry == Hurry::kWarps) {
       for (const size_t warp : Turns(blocks * warps)) {

@@ -46,7 +46,7 @@ class Queue {
 /// Adds to the queue that a stream's handle is, or does it at once where there is none.
 void Enqueue(void* handle, const char* name, std::function<void()> work);
 
-/// Where the running thread is.
+/// Place of the running thread.
 struct Place {
   dim3 thread, block, block_size, grid_size;
   unsigned number = 0;  ///< of the thread in its block
@@ -67,7 +67,7 @@ inline unsigned ThreadNumber() { return Here().number; }
 uint64_t ClustersBegun();
 /// Number of the running block in its cluster.
 inline unsigned ClusterRank() { return Here().rank; }
-/// What the last thread of every block calls at its end from now on.
+/// Sets the call of the last thread of every block at its end from now on.
 void AtBlockEnd(void (*check)());
 
 /// The block's dynamic shared memory, 1024-aligned; full of NaN when the block begins.
@@ -76,7 +76,7 @@ std::byte* DynamicShared();
 std::byte* DynamicShared(unsigned rank);
 
 /// The running thread waits as long as *counter == seen; `what` is for the report of a block that
-/// hangs. What synchronises threads is built on it.
+/// hangs. Functions that synchronise threads are built on it.
 void Await(const uint64_t* counter, uint64_t seen, const char* what);
 
 /// bar.sync: waits until `count` threads have come to barrier `id` (0..15; 0 is __syncthreads).
@@ -85,8 +85,8 @@ void SyncThreads();
 /// Waits for all threads of the cluster.
 void SyncCluster();
 
-/// What all lanes of a warp that are named in `mask` have given, once all have: 32 values of which
-/// those of lanes in the mask count. Valid until the lane's next exchange.
+/// Values that all lanes of a warp that are named in `mask` have given, once all have: 32 values of
+/// which those of lanes in the mask count. Valid until the lane's next exchange.
 const uint64_t* WarpExchange(unsigned mask, uint64_t value, const char* what);
 
 template <typename T>

@@ -88,8 +88,8 @@ TEST_SUITE("unit") {
     CHECK(Failure([&] { emulator::RunGrid("Half", dim3(1, 2), 64, 0, half); }) ==
           "Half: block (0, 0, 0) hangs; 1 threads wait at __shfl_xor_sync, the first is 40; "
           "32 threads wait at __syncthreads, the first is 0");
-    CHECK(Failure([&] { emulator::RunGrid("Half", 1, 2048, 0, half); }).find("invalid launch") !=
-          std::string::npos);
+    CHECK(
+        Contains(Failure([&] { emulator::RunGrid("Half", 1, 2048, 0, half); }), "invalid launch"));
   }
 }
 

@@ -7,9 +7,9 @@
 
 namespace contraflow {
 
-/// What CUDA's runtime and driver say to runtime/cuda_*.cc in contraflow_cuda_calls_test, which is
-/// linked with fake_cuda.cc in their place: nothing runs, but every call is written down, and what
-/// is made must be destroyed, once.
+/// CUDA's runtime and driver as runtime/cuda_*.cc sees them in contraflow_cuda_calls_test, which is
+/// linked with fake_cuda.cc in their place: nothing runs, but every call is written down, and all
+/// that is made must be destroyed, once.
 struct FakeCuda {
   int devices = 1, driver = 13000;
   int major = 9, sms = 132;

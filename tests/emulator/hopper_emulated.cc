@@ -71,7 +71,7 @@ struct Box {
       }
     }
   }
-  /// What is in shared memory.
+  /// Content of shared memory.
   std::vector<std::byte> Bytes() const {
     const std::byte* const begin = AtShared(shared, bytes(), rank);
     return {begin, begin + bytes()};
@@ -108,7 +108,7 @@ struct Thread {
 using ColumnsOfB =
     std::array<std::array<std::array<float, kThreadColumns>, gpu::kWgmmaDepth>, kQuad>;
 
-/// What is under way in a block.
+/// Copies under way in a block.
 struct Flight {
   std::map<const Mbarrier*, std::vector<Box>> loads;
   std::deque<Thread> threads;
@@ -119,7 +119,7 @@ struct Flight {
 /// Whatever is still under way when a block ends would use shared memory that is no longer its own.
 void CheckEnd();
 
-/// Of a block of the running cluster.
+/// Flight of a block of the running cluster.
 Flight& FlightOf(unsigned rank) {
   static uint64_t cluster = 0;
   static std::map<unsigned, Flight> flights;
@@ -257,7 +257,7 @@ TensorMap MapTensor(const void* data, uint64_t columns, uint64_t rows, uint64_t 
   for (const uint32_t extent : {box_rows, box_matrices}) {
     Require(extent > 0 && extent <= kMostBox, "a box has an extent that is not possible");
   }
-  // As with CUDA, whether it is stored to is not known yet.
+  // The emulator, like CUDA, does not know yet whether it is stored to.
   auto* const bytes = const_cast<std::byte*>(static_cast<const std::byte*>(data));
   return {bytes, {columns, rows, matrices}, box_rows, box_matrices, false};
 }
@@ -325,7 +325,7 @@ void Wgmma(float* accumulators, bool a_mn, bool b_mn, uint64_t a, uint64_t b, bo
           "this emulation has one set of accumulators of a thread under way at a time");
   if (idle) {
     self.accumulators = accumulators;
-    // Where nothing is added they need not have been written before.
+    // Values need not have been written before if none is added.
     if (add) {
       EachAccumulator([&](size_t i, size_t h, size_t c) { self.sums[h][c] = accumulators[i]; });
     }
@@ -382,7 +382,7 @@ void AsyncFence() {
 
 namespace {
 
-/// As atomics add: subnormal numbers are 0.
+/// Adds like atomics: subnormal numbers are 0.
 float AddFlushed(float a, float b) {
   const auto flushed = [](float x) { return std::fpclassify(x) == FP_SUBNORMAL ? x * 0 : x; };
   return flushed(flushed(a) + flushed(b));

@@ -9,8 +9,8 @@
 
 namespace contraflow::emulator {
 
-/// What cuTensorMapEncodeTiled would be told: columns contiguous, boxes of 64 bf16 or 32 floats,
-/// each of which counts as two columns here.
+/// Arguments of cuTensorMapEncodeTiled: columns contiguous, boxes of 64 bf16 or 32 floats, each of
+/// which counts as two columns here.
 struct TensorMap {
   std::byte* data;
   uint64_t extents[3];  ///< columns, rows, matrices

@@ -173,7 +173,7 @@ TEST_SUITE("unit") {
   }
 
   TEST_CASE("hopper: a product reads shared memory as it is when waited for") {
-    // What is loaded over operands before WgmmaWait is what a GPU might read.
+    // A GPU might read what is loaded over operands before WgmmaWait.
     const Operand a(false, 64, 3), b(false, 256, 4);
     const gpu::TensorMap a_map = a.Map(), b_map = b.Map();
     int numbers = 0;

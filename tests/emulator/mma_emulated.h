@@ -18,7 +18,7 @@ struct EmulatedCopy {
   size_t bytes;
   bool valid;
 };
-/// What a thread has begun: groups, the last of them not committed yet.
+/// Copies that a thread has begun: groups, the last of them not committed yet.
 inline std::vector<std::vector<EmulatedCopy> >& EmulatedCopies() {
   static std::vector<std::vector<std::vector<EmulatedCopy> > > of_thread(1024);
   return of_thread[emulator::ThreadNumber()];

@@ -46,8 +46,8 @@ class NcclNetwork::Process : public Nccl, public EmulatedGpu, public emulator::Q
   std::string name() const override { return "network"; }
   gpu::Stream stream() { return {static_cast<emulator::Queue*>(this), 8}; }
   int open() const {
-    return static_cast<int>(std::count_if(handles_.begin(), handles_.end(),
-                                          [](const auto& handle) { return !handle->closed; }));
+    return static_cast<int>(
+        std::ranges::count_if(handles_, [](const auto& handle) { return !handle->closed; }));
   }
   int registered() const {
     size_t registered = 0;
@@ -57,7 +57,7 @@ class NcclNetwork::Process : public Nccl, public EmulatedGpu, public emulator::Q
   std::string failure;
   std::atomic<int> deregistered = 0;
 
-  // Of the GPU: what a stream is given is a step, or part of a graph.
+  // A call of the GPU: a stream is given a step, or part of a graph.
   void Add(const char*, std::function<void()> work) override {
     const std::lock_guard lock(network_.mutex_);
     Steps().push_back({{}, std::move(work), {}});
@@ -113,7 +113,7 @@ class NcclNetwork::Process : public Nccl, public EmulatedGpu, public emulator::Q
     graph_.clear();
   }
 
-  // Of NCCL.
+  // A call of NCCL.
   std::string NewId() override { return "the one"; }
   NcclComm* Join(const std::string& id, int rank, int size,
                  const NcclCommOptions& options) override {
@@ -234,16 +234,16 @@ class NcclNetwork::Process : public Nccl, public EmulatedGpu, public emulator::Q
  private:
   template <typename Spans>
   static bool Within(const Spans& spans, const std::byte* data, size_t bytes) {
-    return std::any_of(spans.begin(), spans.end(), [&](const auto& span) {
+    return std::ranges::any_of(spans, [&](const auto& span) {
       return data >= span.data() && data + bytes <= span.data() + span.size();
     });
   }
   bool InGraph(const Handle& handle) {
     const std::lock_guard lock(network_.mutex_);
-    return std::any_of(graph_.begin(), graph_.end(), [&](const Step& step) {
+    return std::ranges::any_of(graph_, [&](const Step& step) {
       return (step.alone && step.alone->comm == handle.comm) ||
-             std::any_of(step.messages.begin(), step.messages.end(),
-                         [&](const Message& m) { return m.comm == handle.comm; });
+             std::ranges::any_of(step.messages,
+                                 [&](const Message& m) { return m.comm == handle.comm; });
     });
   }
   static void Copy(void* to, const void* from, size_t bytes) {
@@ -258,7 +258,7 @@ class NcclNetwork::Process : public Nccl, public EmulatedGpu, public emulator::Q
   void AddMember(int comm, int key) {
     std::vector<std::pair<int, int>>& members = network_.comms[static_cast<size_t>(comm)].members;
     const std::pair<int, int> member(key, static_cast<int>(self_));
-    members.insert(std::upper_bound(members.begin(), members.end(), member), member);
+    members.insert(std::ranges::upper_bound(members, member), member);
   }
   NcclComm* Enter(int comm, int key, Handle* parent) {
     AddMember(comm, key);
@@ -373,7 +373,8 @@ void NcclNetwork::Check() const {
   for (size_t comm = 0; comm < comms.size(); ++comm) {
     if (!Complete(static_cast<int>(comm))) throw Error("not all have joined");
   }
-  // By communicator, sender and receiver: the sizes that one end sends and the other expects.
+  // Messages by communicator, sender and receiver: the sizes that one end sends and the other
+  // expects.
   std::map<std::tuple<int, int, int>, std::pair<std::vector<size_t>, std::vector<size_t>>> pairs;
   for (size_t p = 0; p < steps.size(); ++p) {
     const auto self = static_cast<int>(p);
@@ -398,8 +399,8 @@ void NcclNetwork::Check() const {
 
 void NcclNetwork::Run() {
   const std::lock_guard lock(mutex_);
-  std::fill(done_.begin(), done_.end(), 0);
-  std::fill(begun_.begin(), begun_.end(), false);
+  std::ranges::fill(done_, 0);
+  begun_.assign(begun_.size(), false);
   Advance();
   const std::string stuck = Stuck();
   if (!stuck.empty()) throw Error("deadlock:" + stuck);
@@ -457,9 +458,8 @@ bool NcclNetwork::Meet(size_t p, const Message& m) {
 
 int NcclNetwork::RankOf(int comm, size_t p) const {
   const auto& members = comms.at(static_cast<size_t>(comm)).members;
-  const auto at = std::find_if(members.begin(), members.end(), [&](const auto& member) {
-    return member.second == static_cast<int>(p);
-  });
+  const auto at = std::ranges::find_if(
+      members, [&](const auto& member) { return member.second == static_cast<int>(p); });
   return static_cast<int>(at - members.begin());
 }
 

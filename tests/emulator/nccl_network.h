@@ -16,11 +16,11 @@
 
 namespace contraflow {
 
-/// The NCCL and the GPUs of all processes of a job, which are parts of this one. What each of them
-/// issues, messages and work of the device alike, is done in the strictest way that NCCL may: each
-/// process does one thing after the other in the order of issue, and a group of messages ends only
-/// when all of them have met their counterparts. What ends so ends however NCCL buffers, and
-/// whatever it serialises. It happens while somebody waits for an event, or in Run.
+/// The NCCL and the GPUs of all processes of a job, which are parts of this one. The calls of each
+/// of them, messages and work of the device alike, are done in the strictest way that NCCL may:
+/// each process does one thing after the other in the order of issue, and a group of messages ends
+/// only when all of them have met their counterparts. A job that ends so ends however NCCL buffers,
+/// and whatever it serialises. It happens while somebody waits for an event, or in Run.
 ///
 /// NCCL's rules are kept: communicators are not ready at once, and it is an Error to ask something
 /// of one that is not, or outside a group, or to end one while a graph has messages of it or memory
@@ -38,7 +38,7 @@ class NcclNetwork {
     size_t bytes;
     bool registered;  ///< its memory
   };
-  /// What one member of a communicator does alone: to put is to copy and then to signal.
+  /// Actions of one member of a communicator alone: to put is to copy and then to signal.
   struct OneSided {
     enum class Kind { kPut, kSignal, kAwait };
     Kind kind;

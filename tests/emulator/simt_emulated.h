@@ -1,7 +1,7 @@
 #pragma once
 
-// What kernels are written with, on the host; see kernels/gpu/simt.h, which includes this, for what
-// it means.
+// Language of the kernels, on the host; see kernels/gpu/simt.h, which includes this, for its
+// meaning.
 
 #include <bit>
 #include <cmath>

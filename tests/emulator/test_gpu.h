@@ -9,7 +9,7 @@
 
 namespace contraflow {
 
-/// What kernels are tested on: the emulator in contraflow_kernel_test, the machine's GPU in
+/// Device on which kernels are tested: the emulator in contraflow_kernel_test, the machine's GPU in
 /// contraflow_gpu_test, from the same sources.
 Gpu& TestGpu();
 gpu::Stream TestStream();

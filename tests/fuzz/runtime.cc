@@ -29,12 +29,12 @@ namespace contraflow {
 namespace {
 
 /// Both ends of a connection, into one of which the bytes were written, as far as they fit.
-Stream Sent(std::string_view bytes) {
+Socket Sent(std::string_view bytes) {
   int ends[2];
   CF_ASSERT(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends) == 0);
   const Socket there(ends[1]);
   static_cast<void>(send(there.fd(), bytes.data(), bytes.size(), MSG_NOSIGNAL));
-  return Stream(Socket(ends[0]));
+  return Socket(ends[0]);
 }
 
 }  // namespace
@@ -81,7 +81,7 @@ void FuzzMessage(std::string_view bytes) {
   }
   Accepted([&] { return ReadDeviceStep(bytes); });
   try {
-    Stream stream = Sent(bytes);
+    Socket stream = Sent(bytes);
     for (int said = 0; said < 64; ++said) {
       CF_ASSERT(Hear(&stream, Clock::now()).text.size() <= bytes.size());
     }

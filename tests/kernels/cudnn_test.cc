@@ -1,5 +1,5 @@
 // Whether cuDNN has plans for our graphs of attention is asked without a GPU: of cuDNN itself, for
-// an H200 that is described to it. What the plans compute is attention_test's to say, on a GPU.
+// an H200 that is described to it. The attention_test says what the plans compute, on a GPU.
 
 #include "kernels/attention/cudnn.h"
 

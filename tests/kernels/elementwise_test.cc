@@ -116,7 +116,7 @@ std::vector<Shape> Shapes() {
   return shapes;
 }
 
-/// What has been written to the first rows of `device`, and that the others are as they were.
+/// Checks the first rows of `device` that were written, and that the others are as they were.
 std::vector<Bf16> FirstRows(const Guarded<Bf16>& device, size_t size) {
   std::vector<Bf16> values = device.Get();
   for (size_t i = size; i < values.size(); ++i) REQUIRE(values[i].bits == 0xffff);

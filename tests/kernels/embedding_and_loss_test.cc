@@ -23,7 +23,8 @@ struct Shape {
   size_t table() const { return static_cast<size_t>(vocabulary) * static_cast<size_t>(width); }
 };
 
-// Of one, two and three digits; of several tiles; tokens that occur in none to all of the rows.
+// Shapes of one, two and three digits; of several tiles; tokens that occur in none to all of the
+// rows.
 std::vector<Shape> Shapes() {
   std::vector<Shape> shapes = {{9, 1, 8, 1},         {50, 5, 16, 5},       {700, 512, 8, 512},
                                {600, 513, 3, 513},   {2048, 600, 1, 3},    {2049, 70000, 1, 900},

@@ -259,7 +259,7 @@ TEST_SUITE("kernel") {
         std::vector<int32_t> first = host.first;
         for (int32_t& begin : first) begin = std::min(begin, room);
         CHECK(device.first.Get() == first);
-        // What is written, and what of it counts.
+        // Values written, and those of them that count.
         std::vector<Bf16> experts = ToBf16s(host.experts);
         experts.resize(std::min(experts.size(), static_cast<size_t>(room * shape.width)));
         experts.resize(device.experts.size(), Bf16{0xffff});
@@ -302,7 +302,7 @@ TEST_SUITE("kernel") {
     std::vector<Bf16> tokens = ToBf16s(group.host[1].tokens);
     std::fill(tokens.begin() + 7 * 8, tokens.end(), Bf16{0xffff});
     CHECK(group.device[1].tokens.Get() == tokens);
-    // By counts that say more.
+    // Counts here say more.
     group.device[0].experts.Poison();
     gpu::PullToExperts(TestStream(), group.Peers(), 0, 8, 4, 9, nullptr, nullptr, nullptr, 1);
     std::vector<Bf16> experts = ToBf16s(group.host[0].experts);

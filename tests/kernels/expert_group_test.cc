@@ -52,7 +52,7 @@ std::string ToString(const Sizes& s) {
          std::to_string(s.exchange.capacity);
 }
 
-/// What is given, and what the host makes of it.
+/// Inputs, and the host's results.
 struct Host {
   std::vector<float> logits, x, residual, dy;
   std::vector<float> probabilities, weight, y, dweight, dx, dlogits;

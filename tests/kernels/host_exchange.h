@@ -22,9 +22,9 @@ struct HostMember {
   std::vector<float> experts;  ///< by expert, then member, then token
 };
 
-/// What the host's runtime does with the operation, DISPATCH_F, COMBINE_F, COMBINE_B or DISPATCH_B,
-/// in a thread for each member. DISPATCH_F makes `first` and `received` and gives `experts` the
-/// size for them; every other needs them.
+/// The operation of the host's runtime, DISPATCH_F, COMBINE_F, COMBINE_B or DISPATCH_B, in a thread
+/// for each member. DISPATCH_F makes `first` and `received` and gives `experts` the size for them;
+/// every other needs them.
 void ExchangeOnHost(const ExchangeShape& shape, Op op, std::vector<HostMember>* members);
 
 }  // namespace contraflow

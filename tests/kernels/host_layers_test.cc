@@ -342,8 +342,8 @@ TEST_CASE("random: values depend on key and index alone and are spread evenly") 
   for (uint64_t seed = 0; seed < 20; ++seed) {
     for (uint64_t layer = 0; layer < 20; ++layer) keys.push_back(DeriveKey(seed, layer));
   }
-  std::sort(keys.begin(), keys.end());
-  CHECK(std::adjacent_find(keys.begin(), keys.end()) == keys.end());
+  std::ranges::sort(keys);
+  CHECK(std::ranges::adjacent_find(keys) == keys.end());
 }
 
 TEST_SUITE_END();

@@ -191,7 +191,7 @@ TEST_CASE_TEMPLATE("router: the most probable experts in descending order and th
       const T* l = logits.data() + row * e;
       std::vector<int32_t> order(static_cast<size_t>(e));
       for (int i = 0; i < e; ++i) order[static_cast<size_t>(i)] = i;
-      std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return l[a] > l[b]; });
+      std::ranges::stable_sort(order, [&](int a, int b) { return l[a] > l[b]; });
       CHECK(std::equal(order.begin(), order.begin() + k, chosen.begin() + row * k));
     }
     const auto naive = [&](const Doubles& v) { return NaiveRouterWeights(v, chosen, r, e, k); };

@@ -12,7 +12,7 @@
 #include "tests/kernels/routing.h"
 #include "tests/support/failure.h"
 
-// What devices that share an address space copy and add up.
+// Copies and sums of devices that share an address space.
 namespace contraflow::link_test {
 namespace {
 
@@ -58,7 +58,7 @@ TEST_SUITE("kernel") {
         }
         ShuffleThreads(random());
         gpu::OrderedSum(TestStream(), pointers, n, 3);
-        // Of floats in this order: the very bits.
+        // Sums of floats in this order: the very bits.
         for (const OnDevice<float>& part : parts) CHECK(part.Get() == sum);
       }
     }
@@ -128,7 +128,7 @@ TEST_SUITE("kernel") {
           others.insert(others.end(), theirs.begin(), theirs.end());
           others.resize(others.size() + stride - n, -1e30f);
         }
-        // What stands around the own values stays.
+        // Memory around the own values stays.
         std::vector<float> own(offset, 7);
         const std::vector<float>& mine = values[static_cast<size_t>(self)];
         own.insert(own.end(), mine.begin(), mine.end());

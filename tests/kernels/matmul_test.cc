@@ -38,7 +38,7 @@ std::byte* Work() {
   return work.data();
 }
 
-/// What Run makes of random operands; in place if it adds.
+/// Result of Run on random operands; in place if it adds.
 template <typename T>
 void CheckProduct(const gpu::Matmuls& matmuls, const MatmulShape& shape, unsigned seed) {
   CAPTURE(gpu::ToString(shape));

@@ -22,7 +22,7 @@ size_t Elements(int a, int b, int c = 1) {
   return static_cast<size_t>(a) * static_cast<size_t>(b) * static_cast<size_t>(c);
 }
 
-/// What is drawn is repeated: a prime number of values, so that no two rows or experts are alike.
+/// Drawn values are repeated: a prime number of values, so that no two rows or experts are alike.
 template <typename T>
 std::vector<T> Repeated(const std::vector<T>& drawn, size_t size) {
   std::vector<T> values;
@@ -44,7 +44,7 @@ std::vector<float> ManyFloats(size_t size, unsigned seed) {
 double Value(Bf16 value) { return static_cast<double>(gpu::ToFloat(value)); }
 double Value(float value) { return static_cast<double>(value); }
 
-/// As RelativeError, of arrays too large to be copied as doubles.
+/// Like RelativeError, of arrays too large to be copied as doubles.
 template <typename T>
 double Error(const OnDevice<T>& on_one, const OnDevice<T>& on_other) {
   const std::vector<T> one = on_one.Get(), other = on_other.Get();
@@ -91,7 +91,7 @@ struct Layer {
     for (int e = 0; e <= n.experts; ++e) first.push_back(e * (n.most_rows / n.experts));
     return first;
   }
-  /// By the grouped kernel.
+  /// Results of the grouped kernel.
   void Compute(Results* to, int sms = TestStream().sms) {
     const gpu::Stream stream = {TestStream().handle, sms};
     gpu::ExpertsForward(stream, sizes, first.data(), x.data(), gate_up.data(), down.data(),

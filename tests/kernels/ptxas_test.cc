@@ -1,4 +1,4 @@
-// What ptxas reports of the kernels as they are built (kernels/gpu/ptxas_report.sh).
+// Report of ptxas on the kernels as they are built (kernels/gpu/ptxas_report.sh).
 
 #include <doctest/doctest.h>
 

@@ -43,7 +43,7 @@ struct Sorted {
   bool operator==(const Sorted&) const = default;
 };
 
-/// By kernels/host/routing.h; capacity 0: every pair has a row.
+/// Order by kernels/host/routing.h; capacity 0: every pair has a row.
 Sorted SortOnHost(const Routing& routing, int capacity);
 
 }  // namespace contraflow

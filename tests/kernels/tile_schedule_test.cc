@@ -73,11 +73,11 @@ TEST_SUITE("unit") {
   TEST_CASE("tile schedule: what is worked on at a time is one expert's and nearly square") {
     const std::vector<int32_t> first = FirstOf({5000, 0, 4096});
     const std::vector<Place> order = Walk({first.data(), 3, 128, 0, 24}, 0, 1);
-    CHECK(std::is_sorted(order.begin(), order.end(), [](const Place& a, const Place& b) {
-      return std::get<0>(a) < std::get<0>(b);
-    }));
-    // Of 128 rows and 256 columns each: 128 tiles that follow on each other read least if they are
-    // 16 rows of 8, and then as much as 32 rows; row by row of tiles it would be 54 everywhere.
+    CHECK(std::ranges::is_sorted(
+        order, [](const Place& a, const Place& b) { return std::get<0>(a) < std::get<0>(b); }));
+    // Tiles of 128 rows and 256 columns each: 128 tiles that follow on each other read least if
+    // they are 16 rows of 8, and then as much as 32 rows; row by row of tiles it would be 54
+    // everywhere.
     double sum = 0, most = 0;
     int windows = 0;
     for (size_t begin = 0; begin + 128 <= 40 * 24; begin += 8, ++windows) {

@@ -1,4 +1,4 @@
-"""What `import contraflow` says where its compiled half is missing or of another Python."""
+"""Message of `import contraflow` where its compiled half is missing or of another Python."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""What the package's README shows is what happens: its examples run as in a notebook, in a fresh folder."""
+"""The package's README is true: its examples run as in a notebook, in a fresh folder."""
 
 import doctest
 import os

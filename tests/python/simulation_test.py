@@ -22,7 +22,7 @@ except ModuleNotFoundError:
 
 
 def tool(*words):
-    """What `contraflow` prints."""
+    """Output of `contraflow`."""
     return subprocess.run(
         [os.environ["CONTRAFLOW"], *words], check=True, capture_output=True, text=True
     ).stdout

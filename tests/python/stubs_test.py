@@ -1,4 +1,4 @@
-"""What _core.pyi declares is what contraflow._core has; mypy's view of it, where there is mypy."""
+"""Declarations of _core.pyi are those of contraflow._core; mypy's view of it, where there is mypy."""
 
 import ast
 import importlib.util
@@ -94,7 +94,8 @@ class StubsTest(unittest.TestCase):
                 self.fail(f"{of}.{name} has several signatures")
             there, _, gives = head[head.index("(") + 1:].rpartition(") -> ")
             self.assertEqual(parameters(arguments), parameters(there), f"{of}.{name}")
-            # What C++ knows of the result; "object", "dict" and the like say less than the stub.
+            # Knowledge of C++ about the result; "object", "dict" and the like say less than the
+            # stub.
             gives = gives.replace("contraflow._core.", "")
             gives = re.sub(r"^(\w+) \| None$", r"Optional[\1]", gives)  # as newer pybind11 writes it
             if gives not in ("object", "dict", "tuple", "list"):

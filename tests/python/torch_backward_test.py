@@ -112,7 +112,7 @@ class OwnScale(nn.Module):
 
 
 class ThenBias(OwnScale):
-    """What the fused function writes into is what the bias after it needs."""
+    """The fused function writes into an array that the bias after it needs."""
 
     def __init__(self):
         super().__init__()

@@ -17,7 +17,7 @@ README = os.path.join(PYTHON, "contraflow", "torch", "README.md")
 
 
 def launch(ranks, *arguments):
-    """What each rank prints."""
+    """Output of each rank."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])

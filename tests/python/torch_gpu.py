@@ -47,7 +47,7 @@ class Instruction(collections.namedtuple("Instruction", "text op stage microbatc
 
 
 class Plan:
-    """What PlanSchedule reads of a plan, from its file."""
+    """Reads of PlanSchedule from a plan's file."""
 
     def __init__(self, path):
         with open(path) as file:
@@ -127,7 +127,7 @@ def large_messages(rank, device, plan, megabytes):
 
 
 def communicator_bytes(rank, device, max_ctas):
-    """What both ends of the communicators of all edges take, for each of them."""
+    """Bytes at both ends of the communicators of all edges, for each of them."""
     def free():
         dist.barrier()
         torch.cuda.synchronize()

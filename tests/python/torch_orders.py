@@ -56,7 +56,7 @@ def stages_of(name, ranks, chunks, rank):
 
 
 class NamedStage:
-    """What a schedule asks of a stage to write its order, without a process group."""
+    """Calls of a schedule on a stage to write its order, without a process group."""
 
     p2p_per_edge = False
     has_backward = True
@@ -267,7 +267,7 @@ def train(rank, ranks, path, microbatches):
     x, y = make_batch(microbatches)
     inputs = (x,) if 0 in mine else ()
     targets = {"target": y, "losses": []} if count - 1 in mine else {}
-    for _ in range(2):  # What a step leaves posted takes a message of the next one.
+    for _ in range(2):  # A message that a step leaves posted takes one of the next step.
         for module in modules.values():
             module.zero_grad()
         schedule.step(*inputs, **targets)
@@ -363,7 +363,7 @@ class Gloo:
 
 
 def verdict(contraflow, path):
-    """What verify says: the semantics it needs, or the checks that object."""
+    """Verdict of verify: the semantics it needs, or the checks that object."""
     code, out, error = run(contraflow, "verify", path, "--json")
     if not out:
         return False, error.strip()

@@ -1,4 +1,4 @@
-"""What PlanSchedule costs beside PyTorch's own runtime (torch 2.9 or newer): the same plans, modules and
+"""Cost of PlanSchedule beside PyTorch's own runtime (torch 2.9 or newer): the same plans, modules and
 messages over gloo, with modules so small that little else is measured. Prints microseconds for each
 compute instruction: the best of several rounds, in turn, of the slowest rank's time, and of the processor
 time of the threads that call step(), which a busy machine changes less.

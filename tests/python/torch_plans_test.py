@@ -122,7 +122,7 @@ def work(rank, ranks, replicas, plans):
 
 
 def plans_of(ranks, microbatches):
-    """What compiles for a shape: (name, options)."""
+    """Plans that compile for a shape: (name, options)."""
     asked = [(name, {}) for name in ("gpipe", "1f1b", "zb-1p", "zb-2p", "zb-v", "v-half", "v-min",
                                      "chimera", "dualpipe", "dualpipe-v")]
     asked += [("interleaved-1f1b", {"chunks": chunks}) for chunks in (2, 3)]

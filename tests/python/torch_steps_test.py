@@ -59,7 +59,7 @@ def rows_on_all_ranks(rank):
 
 
 def steps_add_up(rank):
-    """Where both holders of a stage sum, and over replicas."""
+    """Both holders of a stage sum, and replicas do."""
     plan = cf.compile("dualpipe", ranks=2, microbatches=4)
     modules = {s: Block(s) for s in plan.stages_of(rank)}
     schedule = PlanSchedule(plan, modules, loss_fn)

@@ -1,4 +1,4 @@
-"""What the package returns as values: compared, hashed, copied, pickled, shown."""
+"""Values that the package returns: compared, hashed, copied, pickled, shown."""
 
 import copy
 import json

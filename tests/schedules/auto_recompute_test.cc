@@ -125,7 +125,7 @@ bool NoLongerThanPlain(Spec spec, Time step) {
   }
 }
 
-/// What a step takes; nothing where none fits.
+/// Length of a step; nothing where none fits.
 std::optional<Time> StepOf(const Spec& spec) {
   try {
     const Plan plan = GeneratePlan(spec);
@@ -175,8 +175,7 @@ TEST_SUITE("property") {
       std::mt19937_64 random(6);
       for (int round = 0; round < CasesToDraw(16); ++round) {
         const Spec spec = DrawLimited(&random, layered);
-        CAPTURE(layered);
-        CAPTURE(round);
+        CAPTURES(layered, round);
         std::optional<Time> steps[2][2];  // with recompute, with offload
         for (const bool recompute : {false, true}) {
           for (const bool offload : {false, true}) {
@@ -200,8 +199,7 @@ TEST_SUITE("property") {
     int compared = 0, shorter = 0, refused = 0, recomputed = 0, plain = 0;
     for (int round = 0; round < CasesToDraw(120); ++round) {
       const Spec spec = DrawSpec(&random);
-      CAPTURE(round);
-      CAPTURE(Name(spec.search.placement));
+      CAPTURES(round, Name(spec.search.placement));
       if (!RejectPlacement(spec).empty()) continue;
       Plan plan;
       try {
@@ -216,8 +214,8 @@ TEST_SUITE("property") {
       }
       CheckPlan(plan, spec);
       CHECK(plan == GeneratePlan(spec));
-      recomputed += std::any_of(plan.programs.begin(), plan.programs.end(), [](const auto& p) {
-        return std::any_of(p.begin(), p.end(), [](const auto& i) { return i.op == Op::R; });
+      recomputed += std::ranges::any_of(plan.programs, [](const auto& p) {
+        return std::ranges::any_of(p, [](const auto& i) { return i.op == Op::R; });
       });
       const Time step = StepOf(plan, *plan.costs);
       if (spec.recompute.choice == Choice::kAuto && spec.memory_limit) {
@@ -316,7 +314,7 @@ TEST_SUITE("unit") {
           if (i.op == Op::R && i.microbatch == 0) stages.push_back(i.stage);
         }
       }
-      std::sort(stages.begin(), stages.end());
+      std::ranges::sort(stages);
       return stages;
     };
     Spec spec = MakeSpec("auto", 2, 3, UniformCosts(6, 8, 4));
@@ -342,8 +340,7 @@ TEST_SUITE("unit") {
         spec.search.placement = Placement::kV;
         spec.search.budget = 2'000'000;
         const Plan plan = GeneratePlan(spec);
-        CAPTURE(ranks);
-        CAPTURE(microbatches);
+        CAPTURES(ranks, microbatches);
         for (const char* published : {"zb-v", "v-half", "v-min"}) {
           Spec limited = spec;
           limited.schedule = published;

@@ -74,11 +74,7 @@ TEST_SUITE("property") {
     int compared = 0, shorter = 0, refused = 0;
     for (int round = 0; round < CasesToDraw(150); ++round) {
       const Spec spec = DrawSpec(&random);
-      CAPTURE(round);
-      CAPTURE(spec.ranks);
-      CAPTURE(spec.microbatches);
-      CAPTURE(spec.chunks);
-      CAPTURE(Name(spec.search.placement));
+      CAPTURES(round, spec.ranks, spec.microbatches, spec.chunks, Name(spec.search.placement));
       const std::string why_not = RejectPlacement(spec);
       if (!why_not.empty()) {
         ++refused;
@@ -149,8 +145,7 @@ TEST_SUITE("property") {
                                                        : plan.provenance->makespan;
       };
       const Time little = step(spec);
-      CAPTURE(compared);
-      CAPTURE(Name(spec.search.placement));
+      CAPTURES(compared, Name(spec.search.placement));
       if (!IsChoice(spec.search.placement) && compared % 4 == 0) {
         Spec any = spec;
         any.search.placement = Placement::kAny;
@@ -174,9 +169,7 @@ TEST_SUITE("unit") {
         Spec spec = MakeSpec("auto", ranks, microbatches, UniformCosts(4, 6, 2));
         spec.search.placement = Placement::kAny;
         for (const Candidate& candidate : CandidatesOf(spec)) {
-          CAPTURE(ranks);
-          CAPTURE(microbatches);
-          CAPTURE(Name(candidate.placement));
+          CAPTURES(ranks, microbatches, Name(candidate.placement));
           std::vector<std::string> expected, names;
           for (const Schedule* schedule : Schedules()) {
             Spec other = candidate.spec;
@@ -187,8 +180,8 @@ TEST_SUITE("unit") {
             if (plan.routes == candidate.frame.routes) expected.push_back(plan.schedule);
           }
           for (const Plan& plan : PublishedOrders(candidate)) names.push_back(plan.schedule);
-          std::sort(expected.begin(), expected.end());
-          std::sort(names.begin(), names.end());
+          std::ranges::sort(expected);
+          std::ranges::sort(names);
           CHECK(names == expected);
           CHECK(PublishedOrders(candidate, 0).size() == names.size());
           if (!names.empty()) CHECK(PublishedOrders(candidate, kMaxCost).size() == 1);
@@ -219,9 +212,7 @@ TEST_SUITE("unit") {
         for (int microbatches = 1; microbatches <= 4; ++microbatches) {
           Spec spec = MakeSpec("auto", ranks, microbatches, UniformCosts(4, 6, 2));
           spec.search.placement = placement;
-          CAPTURE(Name(placement));
-          CAPTURE(ranks);
-          CAPTURE(microbatches);
+          CAPTURES(Name(placement), ranks, microbatches);
           if (placement == Placement::kBidirectional && microbatches == 1) {
             CHECK(FindSchedule("auto").reject(spec) ==
                   "needs at least 2 micro-batches for two directions, has 1");

@@ -77,8 +77,7 @@ TEST_SUITE("unit") {
     };
     for (const char* schedule : {"1f1b", "zb-1p", "auto"}) {
       for (const char* recompute : {"auto", "full", "attention", "experts:0", "layers=1", "0"}) {
-        CAPTURE(schedule);
-        CAPTURE(recompute);
+        CAPTURES(schedule, recompute);
         spec.schedule = schedule;
         spec.recompute = ParseRecompute(recompute);
         spec.memory_limit = 1;
@@ -88,7 +87,7 @@ TEST_SUITE("unit") {
         spec.memory_limit = *spec.memory_limit - 1;
         const std::string short_of_it = Failure([&] { Compile(spec); });
         CHECK(number_behind(short_of_it, "raise it to ") == *spec.memory_limit + 1);
-        if (why.find(" and take auto, which then fits") == std::string::npos) continue;
+        if (!Contains(why, " and take auto, which then fits")) continue;
         spec.schedule = "auto";
         spec.memory_limit = number_behind(why, ", or to ");
         CHECK(Failure([&] { Compile(spec); }) == "accepted");
@@ -175,8 +174,9 @@ TEST_SUITE("unit") {
     v.memory_limit = MemoryLimitOf(v, "3");
     CHECK(*v.memory_limit == 6);
     const std::string text = Failure([&] { Compile(v); });
-    CHECK(text.find("the limit is 6 activations of its stages, 2 for each of `memory_limit`; raise "
-                    "it to 4, or take auto, which fits") != std::string::npos);
+    CHECK(Contains(text,
+                   "the limit is 6 activations of its stages, 2 for each of `memory_limit`; raise "
+                   "it to 4, or take auto, which fits"));
     Spec merged = listed;
     merged.schedule = "1f1b";
     merged.partition = PartitionChoice();
@@ -222,8 +222,7 @@ TEST_SUITE("property") {
         const CompileOptions options = {.level = level, .overlap = overlap};
         spec.memory_limit = searched.memory_limit = most;
         const Plan published = Compile(spec, options), found = Compile(searched, options);
-        CAPTURE(round);
-        CAPTURE(Name(level));
+        CAPTURES(round, Name(level));
         CHECK(found.stages == published.stages);
         const Simulation theirs = Simulate(published, spec.costs);
         const Simulation ours = Simulate(found, *found.costs);

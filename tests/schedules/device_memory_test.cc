@@ -114,8 +114,7 @@ TEST_SUITE("property") {
         if (!schedule->reject(spec).empty()) continue;
         spec.costs = RandomBytes(&random, schedule->stages(spec));
         if (!spec.costs.parallel) spec.expert_parallel = 1 + static_cast<int>(random() % 3);
-        CAPTURE(spec.schedule);
-        CAPTURE(round);
+        CAPTURES(spec.schedule, round);
         const Plan plan = Compile(spec, {.level = Level::kCompute});
         const int64_t most = MostHeld(plan, spec.costs);
         int64_t said = 0;
@@ -125,12 +124,12 @@ TEST_SUITE("property") {
         CHECK(said == most);
         ++made;
         spec.device_memory = most;
-        // What heeds a limit may make another plan for the room there is, and that fits as well.
+        // A schedule that heeds a limit may make another plan for the room there is, and that fits
+        // as well.
         CHECK_NOTHROW(Compile(spec));
         if (schedule->name == "zb-2p" || most == 1) continue;
         spec.device_memory = most - 1;
-        CHECK(Failure([&] { Compile(spec); }).find(" does not fit `device_memory`: rank ") !=
-              std::string::npos);
+        CHECK(Contains(Failure([&] { Compile(spec); }), " does not fit `device_memory`: rank "));
         CHECK_NOTHROW(Compile(spec, {.any_device = true}));
       }
     }
@@ -152,7 +151,7 @@ TEST_SUITE("property") {
         ++fitted;
         once += plan.provenance->placement != "bidirectional";
       } catch (const Error& error) {
-        CHECK(std::string(error.what()).find("`device_memory`") != std::string::npos);
+        CHECK(Contains(std::string(error.what()), "`device_memory`"));
       }
     }
     CHECK((kSanitized || fitted > 5));
@@ -216,11 +215,9 @@ TEST_SUITE("unit") {
     // Without bytes in the costs a limit counts activations.
     const Spec spec = MakeSpec("1f1b", 4, 8, UniformCosts(1, 1, 1));
     CHECK(MemoryLimitOf(spec, "5") == 5);
-    CHECK(Failure([&] { MemoryLimitOf(spec, "80GB"); }).find("counts activations") !=
-          std::string::npos);
-    CHECK(Failure([&] {
-            MemoryLimitOf(spec, "80000000000");
-          }).find("and there are 32; for bytes") != std::string::npos);
+    CHECK(Contains(Failure([&] { MemoryLimitOf(spec, "80GB"); }), "counts activations"));
+    CHECK(Contains(Failure([&] { MemoryLimitOf(spec, "80000000000"); }),
+                   "and there are 32; for bytes"));
   }
 }
 

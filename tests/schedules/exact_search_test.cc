@@ -32,11 +32,9 @@ constexpr Time kAny = std::numeric_limits<Time>::max() / 4;
 /// A second of work.
 ExactSearch SearchFor(const ExactInstance& instance, const std::vector<int>& recomputed,
                       Time below) {
-  Plan frame = instance.plan;
-  frame.programs.clear();
   SearchWork work{SearchOptions()};
-  return SearchExactly(frame, instance.costs, instance.limit, recomputed, below, 0, work.left(),
-                       &work);
+  return SearchExactly(FrameOf(instance.plan), instance.costs, instance.limit, recomputed, below, 0,
+                       work.left(), &work);
 }
 
 /// Like ExactMakespan, of the best way to share unlike micro-batches out between two routes.
@@ -82,7 +80,7 @@ Plan LinearFrame(int ranks, int microbatches) {
   return SingleRoutePlan(MakeSpec("linear", ranks, microbatches, {}), LinearPlacement(ranks));
 }
 
-/// What `auto` makes of an instance.
+/// Plan that `auto` makes of an instance.
 Plan Searched(const ExactInstance& instance) {
   Spec spec = MakeSpec("auto", instance.plan.ranks, instance.plan.microbatches, instance.costs);
   spec.memory_limit = instance.limit;
@@ -104,8 +102,7 @@ TEST_SUITE("property") {
       const std::vector<int> recomputed = Recompute(&instance, &random);
       const ExactResult exact = ExactMakespan(instance.plan, instance.costs, instance.limit, 5'000);
       if (!exact.finished) continue;
-      CAPTURE(instance.Describe());
-      CAPTURE(compared);
+      CAPTURES(instance.Describe(), compared);
       const ExactSearch found = SearchFor(instance, recomputed, kAny);
       ++compared;
       // Without anything to be shorter than, a few take longer.
@@ -120,7 +117,7 @@ TEST_SUITE("property") {
       const Simulation simulation = Simulate(plan, instance.costs);
       CHECK(simulation.makespan == found.makespan);
       CHECK((!instance.limit || MemoryLimit(instance.costs, instance.limit).Fits(simulation)));
-      // Nothing is shorter, and that is proven as well.
+      // No schedule is shorter, and that is proven as well.
       const ExactSearch shorter = SearchFor(instance, recomputed, found.makespan);
       CHECK(shorter.complete);
       CHECK(shorter.programs.empty());
@@ -154,9 +151,7 @@ TEST_SUITE("property") {
       const auto optimum = static_cast<double>(*exact.makespan);
       above += 100 * (static_cast<double>(makespan) / optimum - 1);
       proven += makespan == plan.provenance->bound;
-      Plan frame = plan;
-      frame.programs.assign(static_cast<size_t>(plan.ranks), {});
-      mixed += !ToOrder(MakeProblem(std::move(frame), instance.costs, instance.limit), plan);
+      mixed += !ToOrder(MakeProblem(plan, instance.costs, instance.limit), plan);
     }
     MESSAGE(optimal << " of " << compared << " optimal, " << proven << " proven, mean "
                     << above / compared << " % above");

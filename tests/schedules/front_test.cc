@@ -65,7 +65,7 @@ TEST_SUITE("property") {
                                       : static_cast<double>(row.report->peak_activations()) *
                                             request.spec.ranks / row.stages;
           CAPTURE(row.schedule);
-          CHECK(std::any_of(front.begin(), front.end(), [&](const FrontPoint& point) {
+          CHECK(std::ranges::any_of(front, [&](const FrontPoint& point) {
             return point.memory <= memory && point.row.makespan() <= row.makespan();
           }));
         }
@@ -134,16 +134,15 @@ TEST_SUITE("property") {
         CHECK(variation.row.makespan() <= now->makespan());
         if (variation.name == "b") CHECK(variation.gain > 0);
       }
-      CHECK(std::is_sorted(all.begin(), all.end(),
-                           [](const auto& a, const auto& b) { return a.gain > b.gain; }));
+      CHECK(std::ranges::is_sorted(all,
+                                   [](const auto& a, const auto& b) { return a.gain > b.gain; }));
       CompareRequest cheaper = request;
       StageCost& stage = cheaper.spec.costs.stages.front();
       const Time less = stage.f - static_cast<Time>(static_cast<double>(stage.f) * 0.9 + 0.5);
       stage.f -= less;
       stage.fb -= less;
       const std::vector<CompareRow> then = Compare(cheaper);
-      const auto f =
-          std::find_if(all.begin(), all.end(), [](const auto& v) { return v.name == "f"; });
+      const auto f = std::ranges::find_if(all, [](const auto& v) { return v.name == "f"; });
       REQUIRE(f != all.end());
       CHECK(f->row.makespan() == std::min(now->makespan(), Shortest(then)->makespan()));
     }

@@ -24,7 +24,8 @@ namespace contraflow::hand_made_layouts_test {
 namespace {
 
 /// Parameters, in millions, that a token goes through: of one layer, of the layers with a dense MLP
-/// in front of those with experts, and of the head. What forwards cost is in proportion to these.
+/// in front of those with experts, and of the head. The costs of forwards are in proportion to
+/// these.
 struct Model {
   const char* name;
   int dense, layers;
@@ -77,7 +78,7 @@ const Model& ModelOf(const std::string& name) {
   return *std::ranges::find_if(kModels, is);
 }
 
-/// Those of Megatron-Bridge's recipes.
+/// Layouts of Megatron-Bridge's recipes.
 std::vector<Case> OfRecipes() {
   std::ifstream file(CF_TEST_DIR "/reference/megatron_layouts.json");
   const nlohmann::json recipes = nlohmann::json::parse(file);
@@ -101,14 +102,14 @@ std::vector<int> EvenBlocks(const Model& model, int stages) {
   return by_hand;
 }
 
-/// As if the embedding and all behind the transformer layers were transformer layers (Megatron-LM,
-/// --account-for-embedding-in-pipeline-split and -loss-).
+/// Layout as if the embedding and all after the transformer layers were transformer layers
+/// (Megatron-LM, --account-for-embedding-in-pipeline-split and -loss-).
 std::vector<int> EvenAll(const Model& model, int stages) {
   return EvenPartition(model.layers + (model.mtp > 0 ? 3 : 2), stages);
 }
 
-/// As many fewer transformer layers in the last stage as the head is worth, the others evenly
-/// (Megatron-LM, --decoder-last-pipeline-num-layers).
+/// Layout with as many fewer transformer layers in the last stage as the head is worth, the others
+/// evenly (Megatron-LM, --decoder-last-pipeline-num-layers).
 std::vector<int> ShortLast(const Model& model, int stages) {
   const auto worth = static_cast<int>((model.head + model.mtp) / model.layer);
   const int last = std::max(0, model.layers / stages - worth);
@@ -132,7 +133,7 @@ std::vector<Case> HandMade() {
   return cases;
 }
 
-/// Of stages with these layers, some perhaps without any.
+/// Step of stages with these layers, some perhaps without any.
 Time StepByHand(Spec spec, const std::vector<int>& by_hand) {
   LayerStages layers(spec.costs, Overlap::kAll);
   CostModel costs;
@@ -153,7 +154,7 @@ TEST_SUITE("property") {
     const size_t wanted = asked == nullptr ? 6 : static_cast<size_t>(std::atoi(asked));
     const std::vector<Case> cases = HandMade();
     CHECK(cases.size() == 40);
-    // Of all, or here and there.
+    // Cases of all, or here and there.
     const size_t step = std::max<size_t>(1, cases.size() / std::max<size_t>(1, wanted));
     size_t count = 0;
     double sum = 0, best = 0;

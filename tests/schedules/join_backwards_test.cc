@@ -19,7 +19,7 @@ CostModel Costs(Time f, Time b, Time w, Time bw) {
   return costs;
 }
 
-/// What a search finds for a placement, with budget enough for little.
+/// Result of a search for a placement, with budget enough for little.
 SearchResult SearchIt(const SearchProblem& problem, Time bound) {
   SearchOptions options;
   options.budget = 20'000'000;
@@ -60,7 +60,7 @@ TEST_SUITE("unit") {
     CHECK(found.makespan == 4 + 4 + 7 + 7);
     CHECK(found.order[0] == ActionList{{Op::F, 0}, {Op::F, 0}, {Op::BW, 0}, {Op::BW, 0}});
     CHECK(found.from == "full backwards in by hand");
-    // Nothing to join where the parts take no longer.
+    // There is no pair to join where the parts take no longer.
     const SearchProblem alike = MakeProblem(frame, Costs(4, 5, 5, 10), std::nullopt);
     CHECK(!JoiningPays(alike));
     const SearchResult before = found;

@@ -95,7 +95,7 @@ TEST_SUITE("unit") {
       }
       CHECK(letters == "E" + std::string(static_cast<size_t>(layers), 't') +
                            std::string(static_cast<size_t>(mtp), 'm') + "L");
-      // As the partition of a model with these layers, and back.
+      // The layout goes to the partition of a model with these layers, and back.
       CostModel costs;
       costs.layers = {Layer("embedding", 1), Layer("block", layers)};
       if (mtp > 0) costs.layers.push_back(Layer("mtp", mtp));
@@ -201,7 +201,7 @@ TEST_SUITE("unit") {
           "against EttttL");
     CHECK(why("Et||tttL") ==
           "`partition`: stage 1 of the layout has no layer of the costs; every stage needs one");
-    // What the costs have no layer for is none.
+    // A layer that the costs do not have is none.
     costs.layers = {Layer("block", 4)};
     CHECK(partition("Et|tttL") == Partition{1, 3});
     CHECK(why("E|ttttL") ==

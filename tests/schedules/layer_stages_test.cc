@@ -49,7 +49,7 @@ TEST_SUITE("unit") {
     CHECK(whole.fb >= 3 * 27 + 6);  // the compute lane alone
     LayerStages overlapped(costs, Overlap::kAll);
     CHECK(overlapped.CostOf(0, 4).bw < whole.bw);
-    // Of 24 layers at a time.
+    // Stages of 24 layers at a time.
     costs.layers.front().repeat = 61;
     LayerStages many(costs, Overlap::kAll);
     const StageCost all = many.CostOf(0, 62), front = many.CostOf(0, 20);
@@ -132,7 +132,7 @@ TEST_SUITE("unit") {
     spec.costs = unlike;
     plan = Compile(spec);
     CHECK(OnRanks(StagesForPlan(unlike, plan, Overlap::kAll), plan) == *plan.costs);
-    // Of a plan that says nothing about layers.
+    // Layout of a plan that says nothing about layers.
     const Plan other = Compile(MakeSpec("1f1b", 2, 4, UniformCosts(1, 1, 1)));
     CostModel even = StagesForPlan(costs, other, Overlap::kAll);
     CHECK(even.partition == Partition{3, 3});

@@ -174,7 +174,7 @@ TEST_SUITE("unit") {
     CHECK(Failure([&] { Compile(spec, {.level = Level::kBuffer}); }) ==
           "`recompute` attention: `level` buffer has no values of a part that runs again; give "
           "`level` component, or `recompute` full");
-    // Of every stage it is of those that have some.
+    // The extent of every stage is of those that have some.
     const RecomputedCells cells(Compile(spec));
     CHECK_FALSE(cells.HasStage(0));
     CHECK(cells.HasStage(1));
@@ -195,9 +195,7 @@ TEST_SUITE("property") {
         if (four && std::string(partition).find(',') != std::string::npos) continue;
         for (const RecomputePart part : kParts) {
           if (part == RecomputePart::kFull) continue;
-          CAPTURE(name);
-          CAPTURE(partition);
-          CAPTURE(std::string(Name(part)));
+          CAPTURES(name, partition, std::string(Name(part)));
           Spec spec = MakeSpec(schedule, 2, 6, costs);
           spec.partition = ParsePartition(partition);
           spec.search.budget = 1'000'000;
@@ -268,12 +266,11 @@ TEST_SUITE("property") {
     for (const char* schedule : {"1f1b", "zb-1p", "interleaved-1f1b", "zb-v", "dualpipe"}) {
       for (const int ranks : {2, 4}) {
         for (int limit = 1500; limit < 7000; limit += 250) {
-          CAPTURE(schedule);
-          CAPTURE(limit);
+          CAPTURES(schedule, limit);
           Spec spec = MakeSpec(schedule, ranks, 8, MixedCosts());
           spec.memory_limit = limit;
           const auto refused = [&] { return Failure([&] { Compile(spec); }); };
-          // What holds least of all fits where anything does.
+          // The plan that holds least of all fits where any does.
           spec.recompute = ParseRecompute("full");
           const bool full = refused() == "accepted";
           spec.recompute = ParseRecompute("auto");
@@ -336,7 +333,7 @@ TEST_SUITE("property") {
           std::optional<Plan> plan;
           const std::string why = Failure([&] { plan = Compile(spec, {.level = Level::kBuffer}); });
           if (!plan) {
-            CHECK(why.find("memory_limit") != std::string::npos);
+            CHECK(Contains(why, "memory_limit"));
             continue;
           }
           CHECK(Verify(*plan).empty());
@@ -370,10 +367,9 @@ TEST_SUITE("property") {
   TEST_CASE("layer values: plans that run no part again do not have them") {
     Spec spec = MakeSpec("1f1b", 2, 4, MixedCosts());
     spec.partition = ParsePartition("even");
-    CHECK(WritePlan(Compile(spec)).find("values") == std::string::npos);
-    CHECK(WritePlan(Compile(spec)).find("\"moe\": [") == std::string::npos);
-    CHECK(WritePlan(Compile(spec, {.level = Level::kComponent})).find("values") ==
-          std::string::npos);
+    CHECK(!Contains(WritePlan(Compile(spec)), "values"));
+    CHECK(!Contains(WritePlan(Compile(spec)), "\"moe\": ["));
+    CHECK(!Contains(WritePlan(Compile(spec, {.level = Level::kComponent})), "values"));
   }
 }
 

@@ -33,7 +33,7 @@ bool Full() {
   return suite != nullptr && std::string(suite) == "full";
 }
 
-/// What one micro-batch takes on the rank that it takes most on.
+/// Need of one micro-batch on the rank that it takes most on.
 int64_t LeastLimit(const SearchProblem& problem) {
   int64_t least = 0;
   for (const std::vector<int>& here : problem.stages_of) {
@@ -42,7 +42,7 @@ int64_t LeastLimit(const SearchProblem& problem) {
       const RouteStage& l = problem.stage(stage);
       if (l.count > 0) of_route[static_cast<size_t>(l.route)] += l.held;
     }
-    least = std::max(least, *std::max_element(of_route.begin(), of_route.end()));
+    least = std::max(least, *std::ranges::max_element(of_route));
   }
   return least;
 }
@@ -105,7 +105,7 @@ TEST_SUITE("unit") {
       queue.Reset(ranks);
       std::vector<Time> times(ranks, 0);
       for (int round = 0; round < CasesToDraw(300); ++round) {
-        const auto first = std::min_element(times.begin(), times.end());
+        const auto first = std::ranges::min_element(times);
         CHECK(queue.first() == first - times.begin());
         CHECK(queue.first_time() == *first);
         const size_t rank = random() % ranks;

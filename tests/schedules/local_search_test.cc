@@ -24,12 +24,6 @@
 namespace contraflow::local_search_test {
 namespace {
 
-SearchProblem ProblemOf(const Plan& plan, const CostModel& costs, std::optional<int64_t> limit) {
-  Plan frame = plan;
-  frame.programs.clear();
-  return MakeProblem(std::move(frame), costs, limit);
-}
-
 /// A random spec whose links are free of queues, so that graphs are exact.
 std::vector<Spec> FreeLinks(uint64_t seed, int count, int max_ranks, int max_microbatches) {
   std::mt19937_64 random(seed);
@@ -43,7 +37,7 @@ std::vector<Spec> FreeLinks(uint64_t seed, int count, int max_ranks, int max_mic
   return specs;
 }
 
-/// As Apply should do it: on a copy of the lists.
+/// Does what Apply should do: on a copy of the lists.
 Order Moved(Order order, const OrderGraph::Move& move) {
   ActionList& list = order[static_cast<size_t>(move.rank)];
   const Action action = list[static_cast<size_t>(move.from)];
@@ -79,15 +73,13 @@ TEST_SUITE("property") {
     int applied = 0, refused = 0, cyclic = 0, full = 0;
     for (const Spec& spec : FreeLinks(6, 80, 5, 6)) {
       const Plan plan = GeneratePlan(spec);
-      const SearchProblem any = ProblemOf(plan, spec.costs, std::nullopt);
+      const SearchProblem any = MakeProblem(plan, spec.costs, std::nullopt);
       Order order = *ToOrder(any, plan);
       const Evaluation first = Evaluate(any, order);
       const SearchProblem problem =
-          ProblemOf(plan, spec.costs, *std::max_element(first.peak.begin(), first.peak.end()));
+          MakeProblem(plan, spec.costs, *std::ranges::max_element(first.peak));
       OrderGraph graph(problem, order);
-      CAPTURE(spec.schedule);
-      CAPTURE(spec.ranks);
-      CAPTURE(spec.microbatches);
+      CAPTURES(spec.schedule, spec.ranks, spec.microbatches);
       for (int i = 0; i < CasesToDraw(60); ++i) {
         const auto below = [&](int n) {
           return static_cast<int>(random() % static_cast<uint64_t>(n));
@@ -137,17 +129,15 @@ TEST_SUITE("property") {
     std::mt19937_64 random(7);
     for (const Spec& spec : RandomSpecs(&random, 40, 5, 8)) {
       const Plan plan = GeneratePlan(spec);
-      const SearchProblem any = ProblemOf(plan, spec.costs, std::nullopt);
+      const SearchProblem any = MakeProblem(plan, spec.costs, std::nullopt);
       const std::optional<Order> seed = ToOrder(any, plan);
       if (!seed && spec.schedule == "auto") continue;  // it mixes micro-batches that differ
       REQUIRE(seed);
       const Evaluation first = Evaluate(any, *seed);
-      const int64_t limit = *std::max_element(first.peak.begin(), first.peak.end());
-      const SearchProblem problem = ProblemOf(plan, spec.costs, limit);
+      const int64_t limit = *std::ranges::max_element(first.peak);
+      const SearchProblem problem = MakeProblem(plan, spec.costs, limit);
       const Time bound = ProveBound(problem.frame, spec.costs, limit).value;
-      CAPTURE(spec.schedule);
-      CAPTURE(spec.ranks);
-      CAPTURE(spec.microbatches);
+      CAPTURES(spec.schedule, spec.ranks, spec.microbatches);
       const SearchOptions options = Budget(20);
       SearchWork work(options);
       const std::optional<SearchResult> found = Search(problem, {&plan, 1}, bound, options, &work);
@@ -174,7 +164,7 @@ TEST_SUITE("unit") {
     const CostModel costs = UniformCosts(1000, 1400, 600, 50);
     const Spec spec = MakeSpec("zb-v", 4, 8, costs);
     const Plan plan = GeneratePlan(spec);
-    const SearchProblem problem = ProblemOf(plan, costs, 8);
+    const SearchProblem problem = MakeProblem(plan, costs, 8);
     SearchOptions options = Budget(30);
     const auto search = [&] {
       SearchWork work(options);
@@ -190,7 +180,7 @@ TEST_SUITE("unit") {
     const CostModel costs = UniformCosts(1000, 1400, 600, 50);
     const Spec spec = MakeSpec("zb-v", 4, 8, costs);
     const Plan plan = GeneratePlan(spec);
-    const SearchProblem problem = ProblemOf(plan, costs, 8);
+    const SearchProblem problem = MakeProblem(plan, costs, 8);
     std::atomic<bool> stop = false;
     std::vector<double> spent;
     const SearchOptions options = Budget(3'600'000);
@@ -205,14 +195,14 @@ TEST_SUITE("unit") {
     CHECK(work.spent());
     CHECK(work.left() == 0);
     REQUIRE(spent.size() >= 4);
-    CHECK(std::is_sorted(spent.begin(), spent.end()));
+    CHECK(std::ranges::is_sorted(spent));
   }
 
   TEST_CASE("with time for many moves the search leaves what cool moves are stuck in") {
     // The shortest there is by a SAT solver, in the memory of v-min.
     Spec spec = MakeSpec("v-min", 4, 8, UniformCosts(500, 700, 300, 50));
     const Plan published = GeneratePlan(spec);
-    const SearchProblem problem = ProblemOf(published, spec.costs, 4);
+    const SearchProblem problem = MakeProblem(published, spec.costs, 4);
     const SearchOptions options = Budget(1000);
     SearchWork work(options);
     const std::optional<SearchResult> found = Search(problem, {&published, 1}, 0, options, &work);

@@ -16,7 +16,7 @@
 namespace contraflow::made_plans_test {
 namespace {
 
-/// Of eight layers, unlike at both ends.
+/// Spec of eight layers, unlike at both ends.
 Spec LayeredSpec(const std::string& schedule) {
   Spec spec = MakeSpec(schedule, 2, 4, {});
   const auto layer = [](const char* name, Time f, int repeat) {

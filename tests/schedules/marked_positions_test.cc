@@ -41,7 +41,7 @@ TEST_SUITE("property") {
         left.erase(next);
         if (taken < 50) mark(upwards ? next + 1 : next - 1);
       }
-      // Nothing is left for the next sweep.
+      // No mark is left for the next sweep.
       REQUIRE(marked.empty());
     }
   }

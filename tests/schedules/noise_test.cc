@@ -112,7 +112,7 @@ TEST_SUITE("property") {
         const OrderGraph::Move other = graph.Shorten({rank, from, from + 1});
         if (other.from != other.to) CHECK(times.Worse(other) == fresh.Worse(other));
       }
-      // What ends last in a draw has waited for nothing but what is on its path.
+      // The action that ends last in a draw has waited for nothing but what is on its path.
       std::vector<std::pair<int, int>> path;
       times.Path(static_cast<size_t>(i) % times.draws(), &path);
       REQUIRE(!path.empty());
@@ -183,9 +183,8 @@ TEST_SUITE("property") {
       before += static_cast<double>(of_plain) / static_cast<double>(plain->makespan);
       after += static_cast<double>(of_steady) / static_cast<double>(plain->makespan);
     }
-    CAPTURE(before / 3);
-    CAPTURE(after / 3);
-    // What noise adds to the three steps, of which each is 1 without.
+    CAPTURES(before / 3, after / 3);
+    // Noise adds to the three steps, of which each is 1 without.
     CHECK(after - 3 < 0.85 * (before - 3));
   }
 }

@@ -58,8 +58,7 @@ TEST_SUITE("property") {
                          .reserves = draw(0, 1) == 0,
                          .sure = sure || draw(0, 1) == 0});
       }
-      CAPTURE(instance.Describe());
-      CAPTURE(made);
+      CAPTURES(instance.Describe(), made);
       OffloadList list(frame, costs, limits);
       ++made;
       if (!list.Run(rules)) {

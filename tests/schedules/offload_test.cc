@@ -41,8 +41,8 @@ int64_t PeakOf(const Plan& plan, const CostModel& costs) {
 size_t CountOf(const Plan& plan, Op op) {
   size_t count = 0;
   for (const Program& program : plan.programs) {
-    count += static_cast<size_t>(std::count_if(program.begin(), program.end(),
-                                               [op](const Instruction& i) { return i.op == op; }));
+    count += static_cast<size_t>(
+        std::ranges::count_if(program, [op](const Instruction& i) { return i.op == op; }));
   }
   return count;
 }
@@ -94,9 +94,7 @@ TEST_SUITE("property") {
           spec.search.budget = 20'000'000;
           spec.search.placement = Placement::kLinear;
           spec.memory_limit = limit;
-          CAPTURE(schedule);
-          CAPTURE(copy);
-          CAPTURE(limit);
+          CAPTURES(schedule, copy, limit);
           std::optional<Time> without;
           try {
             const Plan plan = Compile(spec);
@@ -206,8 +204,7 @@ TEST_SUITE("unit") {
     CHECK(FindingsText(plan) == "");
     CHECK(PeakOf(plan, *plan.costs) <= 2000);
     const Time makespan = Simulate(plan, *plan.costs).makespan;
-    Plan frame = plan;
-    frame.programs.clear();
+    const Plan frame = FrameOf(plan);
     // 21.5 % above the bound where the copies are laid into orders as they come.
     CHECK(makespan <= LowerBound(frame, costs) * 112 / 100);
     spec.recompute = {.choice = Recompute::Choice::kAuto};

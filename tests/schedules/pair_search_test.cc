@@ -34,12 +34,6 @@ CostModel PairCosts() {
   return costs;
 }
 
-SearchProblem ProblemOf(const Plan& plan, const CostModel& costs, std::optional<int64_t> limit) {
-  Plan frame = plan;
-  frame.programs.clear();
-  return MakeProblem(std::move(frame), costs, limit);
-}
-
 struct Published {
   Plan plan;
   SearchProblem problem;
@@ -49,7 +43,7 @@ struct Published {
 Published PublishedOf(std::string_view name, int ranks, int microbatches, const CostModel& costs,
                       int64_t limit) {
   Plan plan = GeneratePlan(MakeSpec(name, ranks, microbatches, costs));
-  SearchProblem problem = ProblemOf(plan, costs, limit);
+  SearchProblem problem = MakeProblem(plan, costs, limit);
   Order order = *ToOrder(problem, plan);
   const Time makespan = Evaluate(problem, order).makespan;
   return {std::move(plan), std::move(problem), {std::move(order), makespan, std::string(name)}};
@@ -130,8 +124,7 @@ TEST_SUITE("unit") {
          {std::tuple("dualpipe", 4, 8), {"dualpipe", 6, 14}, {"dualpipe-v", 3, 7}}) {
       const int stages = name == std::string_view("dualpipe") ? ranks : 2 * ranks;
       for (int64_t limit = stages; limit >= (stages + 1) / 2; --limit) {
-        CAPTURE(name);
-        CAPTURE(limit);
+        CAPTURES(name, limit);
         Published published = PublishedOf(name, ranks, microbatches, PairCosts(), limit);
         CHECK(!Evaluate(published.problem, published.found.order).fits);
         SearchWork work(OptionsOf(20'000));
@@ -151,7 +144,7 @@ TEST_SUITE("unit") {
     frame.microbatches = 9;
     frame.routes[1].microbatches.push_back(8);
     SearchWork some(OptionsOf(20'000));
-    CHECK(!ThinnedPhases(ProblemOf(frame, PairCosts(), 4), 0, 10'000, &some));
+    CHECK(!ThinnedPhases(MakeProblem(frame, PairCosts(), 4), 0, 10'000, &some));
     // One activation less than DualPipe takes costs 5 %, not the 29 % of orders without pairs.
     const Published dualpipe = PublishedOf("dualpipe", 16, 64, PairCosts(), 16);
     SearchWork work(OptionsOf(2'000'000));
@@ -186,7 +179,7 @@ TEST_SUITE("unit") {
     for (const auto& [ranks, microbatches] : {std::pair(4, 17), {6, 19}, {5, 15}}) {
       CAPTURE(ranks);
       const Spec spec = MakeSpec("", ranks, microbatches, PairCosts());
-      const SearchProblem problem = ProblemOf(BidirectionalPlan(spec), spec.costs, std::nullopt);
+      const SearchProblem problem = MakeProblem(BidirectionalPlan(spec), spec.costs, std::nullopt);
       CHECK(!Fold(problem));
       const std::optional<SearchProblem> even = WithoutOdd(problem);
       REQUIRE(even);
@@ -220,12 +213,11 @@ TEST_SUITE("unit") {
         for (Time* time : {&stage.f, &stage.b, &stage.w, &stage.bw, &stage.fb}) *time *= 1 + s;
       }
       const Plan frame = BidirectionalPlan(spec);
-      const SearchProblem problem = ProblemOf(frame, spec.costs, std::nullopt);
+      const SearchProblem problem = MakeProblem(frame, spec.costs, std::nullopt);
       SearchWork work(OptionsOf(1'000'000));
       const std::optional<Order> order = ListPairs(problem, 500'000, &work);
       REQUIRE(order);
-      CAPTURE(ranks);
-      CAPTURE(LowerBound(frame, spec.costs));
+      CAPTURES(ranks, LowerBound(frame, spec.costs));
       CHECK(Evaluate(problem, *order).makespan < most);
     }
   }
@@ -258,7 +250,7 @@ TEST_SUITE("property") {
       }
       std::optional<int64_t> limit;
       if (Draw(&random, 2) == 0) limit = ranks + static_cast<int64_t>(Draw(&random, 9));
-      Published start = {frame, ProblemOf(frame, spec.costs, limit), {}};
+      Published start = {frame, MakeProblem(frame, spec.costs, limit), {}};
       SearchWork work(OptionsOf(1'000'000));
       std::optional<Order> order = ListPairs(start.problem, 200'000, &work);
       CAPTURE(round);

@@ -90,8 +90,7 @@ TEST_SUITE("property") {
         best = exact.makespan;
       }
       if (!all || !best) continue;
-      CAPTURE(round);
-      CAPTURE(kind);
+      CAPTURES(round, kind);
       const Time bound = BoundOfPartitions(spec, &stages, frame, *best + 1'000).value;
       CHECK(bound <= *best);
       // The less is enough, the more is left out.

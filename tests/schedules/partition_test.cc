@@ -109,8 +109,7 @@ TEST_SUITE("unit") {
     int lighter = 0, saved = 0;
     for (const int microbatches : {8, 16, 32}) {
       for (const char* name : {"1f1b", "zb-1p"}) {
-        CAPTURE(name);
-        CAPTURE(microbatches);
+        CAPTURES(name, microbatches);
         Spec spec = MakeSpec(name, 8, microbatches, LayersOfOneKind(80));
         spec.partition = PartitionChoice{.longer = 1};
         const Plan shortest = Compile(spec);
@@ -182,8 +181,7 @@ TEST_SUITE("property") {
         spec.partition.reset();
         if (random() % 3 == 0) spec.partition = PartitionChoice{.kind = Kind::kEven};
         if (!schedule->reject(spec).empty()) continue;
-        CAPTURE(spec.schedule);
-        CAPTURE(round);
+        CAPTURES(spec.schedule, round);
         const Plan plan = Compile(spec);
         ++made;
         CHECK(Verify(plan).empty());
@@ -222,8 +220,7 @@ TEST_SUITE("property") {
         Spec spec = MakeSpec(name, ranks, 2 * ranks, RandomLayers(&random, layers, false));
         const Schedule& schedule = FindSchedule(name);
         if (!schedule.reject(spec).empty()) continue;
-        CAPTURE(name);
-        CAPTURE(round);
+        CAPTURES(name, round);
         const Plan plan = Compile(spec);
         const Time found = Simulate(plan, *plan.costs).makespan;
         const int stages = schedule.stages(spec);
@@ -278,8 +275,7 @@ TEST_SUITE("property") {
             return std::nullopt;  // does not fit
           }
         };
-        CAPTURE(schedule);
-        CAPTURE(round);
+        CAPTURES(schedule, round);
         const std::optional<Time> plain = step(false, false, Kind::kAuto);
         for (const auto& [recompute, offload] : {std::pair(true, false), {false, true}}) {
           const std::optional<Time> free = step(recompute, offload, Kind::kAuto);
@@ -309,8 +305,7 @@ TEST_SUITE("property") {
       for (LayerCost& layer : spec.costs.layers) layer.output_bytes = 1;
       for (const char* schedule : {"1f1b", "zb-1p", "zb-v"}) {
         spec.schedule = schedule;
-        CAPTURE(schedule);
-        CAPTURE(round);
+        CAPTURES(schedule, round);
         const std::vector<int> without = Compile(spec).costs->partition;
         const auto step = [&](const PartitionChoice& partition) {
           Spec full = spec;
@@ -373,8 +368,7 @@ TEST_SUITE("property") {
       REQUIRE(rows.back().report);
       int64_t least = std::numeric_limits<int64_t>::max(), most = 0;
       for (const CompareRow& row : rows) {
-        CAPTURE(row.schedule);
-        CAPTURE(round);
+        CAPTURES(row.schedule, round);
         if (!row.report) continue;
         CHECK(rows.back().makespan() <= row.makespan());
         least = std::min(least, *row.total);
@@ -388,9 +382,7 @@ TEST_SUITE("property") {
         REQUIRE(limited.back().report);
         CHECK(limited.back().fits);
         for (const CompareRow& row : limited) {
-          CAPTURE(row.schedule);
-          CAPTURE(round);
-          CAPTURE(recompute);
+          CAPTURES(row.schedule, round, recompute);
           if (row.report && row.fits) CHECK(limited.back().makespan() <= row.makespan());
         }
       }
@@ -459,8 +451,7 @@ TEST_SUITE("unit") {
     }
     spec.schedule = "auto";
     spec.search.placement = Placement::kBidirectional;
-    CHECK(Failure([&] { Compile(spec); }).find("needs an even number of ranks") !=
-          std::string::npos);
+    CHECK(Contains(Failure([&] { Compile(spec); }), "needs an even number of ranks"));
     spec.search.placement = Placement::kAny;
     spec.costs.microbatch_scale = {1, 2};
     for (const Schedule* schedule : Schedules()) {
@@ -486,8 +477,7 @@ TEST_SUITE("unit") {
       for (const Schedule* schedule : Schedules()) {
         spec.schedule = schedule->name;
         spec.memory_limit = 1 + static_cast<int64_t>(random() % 400);
-        CAPTURE(spec.schedule);
-        CAPTURE(round);
+        CAPTURES(spec.schedule, round);
         try {
           const Plan plan = Compile(spec);
           for (const RankFigures& rank : Simulate(plan, *plan.costs).ranks) {

@@ -91,8 +91,7 @@ TEST_SUITE("property") {
       }
       spec.search.budget = 10'000'000;
       for (const char* name : {"1f1b", "zb-1p", "zb-v", "interleaved-1f1b", "auto"}) {
-        CAPTURE(name);
-        CAPTURE(round);
+        CAPTURES(name, round);
         spec.schedule = name;
         spec.partition.reset();
         const Plan plan = Compile(spec);
@@ -137,14 +136,13 @@ TEST_SUITE("unit") {
     const Plan plan = Compile(spec);
     CHECK(plan.costs->partition[1] <= 3);
     CHECK(MemoryOf(plan, *plan.costs)[1].total() <= 300);
-    // What all devices have counts as well.
+    // Memory that all devices have counts as well.
     spec.device_memory = 250;
     CHECK(DevicesOf(spec) == std::vector<int64_t>{250, 250, 250, 250});
     spec.device_memory = 1000;
     CHECK(DevicesOf(spec) == std::vector<int64_t>{1000, 300, 1000, 1000});
     spec.partition = PartitionChoice{.kind = PartitionChoice::Kind::kEven, .layers = {}};
-    CHECK(Failure([&] { Compile(spec); }).find("rank 1 holds 480 bytes, its device has 300") !=
-          std::string::npos);
+    CHECK(Contains(Failure([&] { Compile(spec); }), "rank 1 holds 480 bytes, its device has 300"));
   }
 
   TEST_CASE("memory of ranks needs the bytes of activations, of every schedule") {

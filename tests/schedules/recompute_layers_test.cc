@@ -88,8 +88,7 @@ TEST_SUITE("property") {
       const int64_t limit =
           least + static_cast<int64_t>(random() % static_cast<uint64_t>(most - least + 1));
       const auto stages = StagesToFit(order, costs, limit, RecomputePart::kFull, Grain::kLayers);
-      CAPTURE(schedule);
-      CAPTURE(limit);
+      CAPTURES(schedule, limit);
       CHECK(PeakOf(RecomputeStages(order, stages), costs) <= limit);
       CHECK(TimeOf(stages, costs) == LeastTime(order, costs, limit));
       CHECK(TimeOf(stages, costs) <= TimeOf(StagesToFit(order, costs, limit), costs));
@@ -107,8 +106,7 @@ TEST_SUITE("property") {
           const int stages = FindSchedule(schedule).stages(spec);
           spec.memory_limit = static_cast<int64_t>(share * 1000 * stages);
           spec.recompute = ParseRecompute("auto");
-          CAPTURE(schedule);
-          CAPTURE(share);
+          CAPTURES(schedule, share);
           const Plan with = GeneratePlan(spec);
           CHECK(FindingsText(with) == "");
           Spec without = spec;
@@ -205,7 +203,7 @@ TEST_SUITE("unit") {
     CHECK(plan.costs->LayersIn(1) == 3);
     CHECK(plan.costs->Duration(RecomputeOp(1, 0, {RecomputePart::kFull, 2})) == 20);
     CHECK(BytesOfCell(*plan.costs, 1, true, {RecomputePart::kFull, 2}).input == 110);
-    // What no instruction goes by is not in the plan.
+    // An extent that no instruction goes by is not in the plan.
     spec.recompute = {};
     CHECK(Compile(spec).costs->shares.empty());
     spec.recompute = ParseRecompute("layers=1:0");

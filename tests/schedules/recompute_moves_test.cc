@@ -63,8 +63,7 @@ TEST_SUITE("property") {
         if (draw(0, 3) > 0) stages.push_back(s);
       }
       const Plan plan = InsertRecompute(plain, stages);
-      CAPTURE(spec.schedule);
-      CAPTURE(WriteCosts(costs));
+      CAPTURES(spec.schedule, WriteCosts(costs));
       const Simulation before = Simulate(plan, costs);
       std::optional<int64_t> limit = 0;
       for (const RankFigures& rank : before.ranks) limit = std::max(*limit, rank.peak_bytes);

@@ -55,7 +55,7 @@ std::vector<int64_t> PeaksOf(const Plan& plan, const Timeline& timeline, const C
     std::vector<std::tuple<Time, size_t, int, int64_t>> changes;  // time, index, begin or end
     const Program& program = plan.programs[r];
     const auto has_r = [&](int stage, int m) {
-      return std::count(program.begin(), program.end(), CellOp(Op::R, stage, m)) > 0;
+      return std::ranges::count(program, CellOp(Op::R, stage, m)) > 0;
     };
     for (size_t k = 0; k < program.size(); ++k) {
       const Instruction& i = program[k];
@@ -70,7 +70,7 @@ std::vector<int64_t> PeaksOf(const Plan& plan, const Timeline& timeline, const C
       if (HasBackward(i.op)) changes.emplace_back(end, k, 1, bytes.stash - bytes.activation);
       if (HasWeight(i.op)) changes.emplace_back(end, k, 1, -bytes.stash);
     }
-    std::sort(changes.begin(), changes.end(), [](const auto& a, const auto& b) {
+    std::ranges::sort(changes, [](const auto& a, const auto& b) {
       return std::tie(std::get<1>(a), std::get<2>(a)) < std::tie(std::get<1>(b), std::get<2>(b));
     });
     int64_t held = 0, peak = 0;
@@ -314,9 +314,7 @@ TEST_SUITE("property") {
         moved += hoisted == plan ? 0 : 1;
         plan = hoisted;
       }
-      CAPTURE(spec.schedule);
-      CAPTURE(WriteCosts(costs));
-      CAPTURE(stages);
+      CAPTURES(spec.schedule, WriteCosts(costs), stages);
       recomputed += stages.empty() ? 0 : 1;
       CHECK(FindingsText(plan) == "");
       CHECK(RunSymbolically(plan) == "");
@@ -334,7 +332,7 @@ TEST_SUITE("property") {
         CHECK(figures[r].peak == peaks[r]);
       }
       // The plan itself is a schedule that fits what it holds.
-      const int64_t most = *std::max_element(peaks.begin(), peaks.end());
+      const int64_t most = *std::ranges::max_element(peaks);
       for (const std::optional<int64_t> limit : {std::optional<int64_t>(), std::optional(most)}) {
         const Bound bound = ProveBound(plan, costs, limit);
         CHECK(bound.value <= before.makespan);
@@ -374,8 +372,7 @@ TEST_SUITE("property") {
         CHECK(chosen.extent.whole());
         stages.push_back(chosen.stage);
       }
-      CAPTURE(spec.schedule);
-      CAPTURE(stages);
+      CAPTURES(spec.schedule, stages);
       CHECK(peak(stages) <= limit);
       fits += stages.empty() ? 0 : 1;
       // With one stage a rank none of them can be spared.
@@ -405,9 +402,7 @@ TEST_SUITE("property") {
       costs.memory = memory;
       const std::vector<int> stages = RandomStages(&random, plain.stages);
       const Plan plan = InsertRecompute(plain, stages);
-      CAPTURE(spec.schedule);
-      CAPTURE(stages);
-      CAPTURE(opaque);
+      CAPTURES(spec.schedule, stages, opaque);
       if (!opaque) {
         const Plan parts = Lower(plan, costs, {.target = Level::kComponent, .overlap = overlap});
         const Simulation simulation = Simulate(parts, costs);

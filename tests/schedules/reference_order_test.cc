@@ -47,7 +47,7 @@ Spec SpecOf(const json& order) {
   return spec;
 }
 
-/// What PyTorch's CSV calls an instruction.
+/// Name of an instruction in PyTorch's CSV.
 std::string TorchName(const Instruction& i) {
   const auto name = [](int stage, const char* letter, int microbatch) {
     return std::to_string(stage) + letter + std::to_string(microbatch);
@@ -71,9 +71,7 @@ TEST_SUITE("unit") {
       const std::string name = order["schedule"];
       ++compared[name];
       const Spec spec = SpecOf(order);
-      CAPTURE(name);
-      CAPTURE(spec.ranks);
-      CAPTURE(order["costs"].dump());
+      CAPTURES(name, spec.ranks, order["costs"].dump());
       const Plan plan = GeneratePlan(spec);
       REQUIRE(plan.routes.size() == order["routes"].size());
       for (size_t i = 0; i < plan.routes.size(); ++i) {

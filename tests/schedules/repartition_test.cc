@@ -60,9 +60,7 @@ TEST_SUITE("property") {
       for (int s = 0; s < entries; ++s) {
         costs.memory->parameter_bytes.push_back(draw(0, 50));
       }
-      CAPTURE(round);
-      CAPTURE(stages);
-      CAPTURE(parts);
+      CAPTURES(round, stages, parts);
       CHECK(RejectRepartition(costs, stages, parts * stages) == "");
       const CostModel cut = Repartition(costs, stages, parts * stages);
       CheckCosts(cut, parts * stages, 3);

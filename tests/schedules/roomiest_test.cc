@@ -52,7 +52,7 @@ Case Draw(std::mt19937_64* random, int round) {
   return {spec, SingleRoutePlan(spec, kind == 1 ? VPlacement(ranks) : owners)};
 }
 
-/// What a micro-batch at a time holds of activations on the fullest rank, and with parameters.
+/// Needs of a micro-batch at a time for activations on the fullest rank, and with parameters.
 std::pair<int64_t, int64_t> Needs(const Case& drawn, LayerStages* layers,
                                   const Partition& partition) {
   const CostModel costs = OnRanks(layers->Make(partition), drawn.frame);
@@ -91,7 +91,7 @@ TEST_SUITE("property") {
       spec.memory_limit = *least - 1;
       const std::string why_not = Failure([&] { Compile(spec); });
       CAPTURE(why_not);
-      CHECK(why_not.find("raise it to " + std::to_string(*least)) != std::string::npos);
+      CHECK(Contains(why_not, "raise it to " + std::to_string(*least)));
     }
     if (kSanitized) return;
     CHECK(by_device > 30);

@@ -1,4 +1,4 @@
-// What a search works on, held against the plans and the simulator that it stands for.
+// The problem that a search works on, held against the plans and the simulator that it stands for.
 
 #include "schedules/search/search_problem.h"
 
@@ -47,12 +47,6 @@ CostModel Costs(std::mt19937_64* random, const Schedule& schedule, const Spec& s
   return costs;
 }
 
-SearchProblem ProblemOf(const Plan& plan, const CostModel& costs, std::optional<int64_t> limit) {
-  Plan frame = plan;
-  frame.programs.clear();
-  return MakeProblem(std::move(frame), costs, limit);
-}
-
 /// The same plan with the micro-batches of each route listed as its first stage runs them: `auto`
 /// changes the order of those that differ.
 Plan ListedAsRun(Plan plan) {
@@ -82,18 +76,16 @@ TEST_SUITE("property") {
       for (const RankFigures& rank : simulation.ranks) {
         peaks.push_back(spec.costs.memory ? rank.peak_bytes : int64_t{rank.peak_activations});
       }
-      const int64_t most = *std::max_element(peaks.begin(), peaks.end());
+      const int64_t most = *std::ranges::max_element(peaks);
       for (const int64_t limit : {most, most - 1}) {
-        CAPTURE(spec.schedule);
-        CAPTURE(spec.ranks);
-        CAPTURE(spec.microbatches);
-        const SearchProblem problem = ProblemOf(plan, spec.costs, limit);
+        CAPTURES(spec.schedule, spec.ranks, spec.microbatches);
+        const SearchProblem problem = MakeProblem(plan, spec.costs, limit);
         const std::optional<Order> order = ToOrder(problem, plan);
         // The exact search alone runs chunks in any order.
         if (!order && plan.provenance && plan.provenance->from == "exact search") continue;
         REQUIRE(order);
         Evaluator evaluator(problem);
-        evaluator.Run(*order);  // What a run leaves behind does not show in the next.
+        evaluator.Run(*order);  // A run leaves no trace in the next.
         const Evaluation evaluation = evaluator.Run(*order);
         CHECK(evaluation.runs);
         CHECK(evaluation.fits == (limit == most));
@@ -153,7 +145,7 @@ TEST_SUITE("unit") {
     const CostModel costs = UniformCosts(1, 1, 1);
     const Spec spec = MakeSpec("gpipe", 1, 2, costs);
     Plan plan = GeneratePlan(spec);
-    const SearchProblem problem = ProblemOf(plan, costs, std::nullopt);
+    const SearchProblem problem = MakeProblem(plan, costs, std::nullopt);
     CHECK(ToOrder(problem, plan));
     std::swap(plan.programs[0][0], plan.programs[0][1]);
     CHECK_FALSE(ToOrder(problem, plan));

@@ -24,7 +24,7 @@ SearchProblem Bidirectional(int ranks, int microbatches, const CostModel& costs,
   return MakeProblem(BidirectionalPlan(MakeSpec("test", ranks, microbatches, costs)), costs, limit);
 }
 
-/// What policies and local search find with a budget of seconds.
+/// Result of policies and local search with a budget of seconds.
 SearchResult Start(const SearchProblem& problem, double seconds) {
   SearchOptions options;
   options.budget = static_cast<int64_t>(seconds * 1e9);
@@ -84,7 +84,7 @@ TEST_SUITE("property") {
         for (size_t r = 0; r < order.size(); ++r) {
           for (const int stage : large.stages_of[r]) {
             for (const Op op : {Op::F, Op::B}) {
-              CHECK(std::count_if(order[r].begin(), order[r].end(), [&](const Action& action) {
+              CHECK(std::ranges::count_if(order[r], [&](const Action& action) {
                       return action.stage == stage && action.op == op;
                     }) == few + more);
             }
@@ -129,7 +129,7 @@ TEST_SUITE("property") {
       CHECK(twice[0].makespan <= before.makespan);
       CHECK(twice[0].makespan >= bound);
       shorter += twice[0].makespan < before.makespan;
-      // What a hastier search finds does not replace it.
+      // The result of a hastier search does not replace it.
       SearchResult kept = twice[0];
       options.seed = 5;
       options.budget /= 10;

@@ -21,7 +21,7 @@ namespace {
 
 constexpr Time kLayer = 1'000'000;
 
-/// As a large language model has them: alike but for a light embedding and a head.
+/// Layers of a large language model: alike but for a light embedding and a head.
 CostModel LayersOf(int dense) {
   CostModel costs;
   const auto add = [&](const char* name, int repeat, Time f) {

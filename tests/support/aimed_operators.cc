@@ -204,7 +204,7 @@ bool SendToItself(Knife* knife) {
   if (!place) return false;
   const Instruction i = knife->At(*place);
   for (const Route& route : knife->plan().routes) {
-    if (!std::count(route.microbatches.begin(), route.microbatches.end(), i.microbatch)) continue;
+    if (!std::ranges::count(route.microbatches, i.microbatch)) continue;
     const auto next = static_cast<size_t>(i.stage) + 1;
     if (next >= route.ranks.size() || route.ranks[next] != static_cast<int>(place->rank)) continue;
     const int rank = static_cast<int>(place->rank);
@@ -237,7 +237,7 @@ bool MoveMicrobatchOfRoute(Knife* knife) {
   std::vector<int>& from = plan.routes[0].microbatches;
   std::vector<int>& to = plan.routes[1].microbatches;
   knife->what = "micro-batch " + std::to_string(from.back());
-  to.insert(std::lower_bound(to.begin(), to.end(), from.back()), from.back());
+  to.insert(std::ranges::lower_bound(to, from.back()), from.back());
   from.pop_back();
   return true;
 }

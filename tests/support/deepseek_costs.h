@@ -4,7 +4,7 @@
 
 namespace contraflow {
 
-/// What DeepSeek measured (tools/profiles/deepseek-v3-h800.json), in microseconds.
+/// Measurements of DeepSeek (tools/profiles/deepseek-v3-h800.json), in microseconds.
 inline MoeCost DeepSeek(int layers) {
   return {.layers_per_stage = layers,
           .attn_f = {4599},

@@ -103,7 +103,7 @@ void ExactInstances::DrawCosts(ExactInstance* instance) {
 void ExactInstances::DrawMemory(ExactInstance* instance) {
   const Plan& plan = instance->plan;
   const bool both = plan.routes.size() > 1;
-  // What 1F1B's first rank holds; one more where two routes meet, as in DualPipe.
+  // Amount that 1F1B's first rank holds; one more where two routes meet, as in DualPipe.
   const int whole = plan.stages + (both ? 1 : 0);
   int activation = 1;
   if (Of(0, 2) == 0) {

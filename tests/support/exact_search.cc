@@ -183,7 +183,7 @@ class Search {
     }
   }
 
-  /// What no way to finish can undercut.
+  /// Least end of any way to finish.
   Time Bound() const {
     std::vector<Time> first(ranks_, -1), work(ranks_, 0);
     std::vector<Time> forward_end(chunks_.size(), 0);
@@ -265,7 +265,7 @@ class Search {
 
   bool WeightReady(size_t c) const {
     if (done_[c] != kBackward) return false;
-    // Of exchangeable ones the first.
+    // The first stands for exchangeable ones.
     for (size_t k = c; chunks_[k].like_previous;) {
       k -= stride_;
       if (done_[k] == kBackward) return false;
@@ -299,7 +299,7 @@ class Search {
         add(Op::FB, c, back, std::max(forward_at_[c], backward_at_[back]), PairTime(c, back));
       }
     }
-    std::sort(choices.begin(), choices.end(), [](const Choice& a, const Choice& b) {
+    std::ranges::sort(choices, [](const Choice& a, const Choice& b) {
       const auto eager = [](Op op) { return op == Op::W ? 2 : op == Op::F || op == Op::R ? 1 : 0; };
       return std::pair(a.start, eager(a.op)) < std::pair(b.start, eager(b.op));
     });
@@ -308,7 +308,7 @@ class Search {
 
   /// A weight gradient that ends before this could begin would delay nothing and free memory.
   bool Wasteful(const Choice& choice, const std::vector<Choice>& choices) const {
-    return std::any_of(choices.begin(), choices.end(), [&](const Choice& other) {
+    return std::ranges::any_of(choices, [&](const Choice& other) {
       return other.op == Op::W && other.rank == choice.rank &&
              other.start + other.duration <= choice.start && other.start < choice.start;
     });
@@ -399,8 +399,8 @@ class Search {
 
   void Visit() {
     if (++result_.states > most_) return;
-    if (std::all_of(done_.begin(), done_.end(), [](char d) { return d == kAll; })) {
-      const Time end = *std::max_element(free_.begin(), free_.end());
+    if (std::ranges::all_of(done_, [](char d) { return d == kAll; })) {
+      const Time end = *std::ranges::max_element(free_);
       if (!result_.makespan || end < *result_.makespan) result_.makespan = end;
       return;
     }

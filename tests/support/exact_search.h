@@ -7,7 +7,7 @@
 
 namespace contraflow {
 
-/// What an exhaustive search over all schedules of one tiny instance has found.
+/// Result of an exhaustive search over all schedules of one tiny instance.
 struct ExactResult {
   /// False where the search had more states to visit than it was allowed; `makespan` is then that
   /// of the best schedule so far.

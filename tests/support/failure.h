@@ -1,6 +1,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 
 #include "compiler/plan/error.h"
 #include "kernels/gpu/stream.h"
@@ -29,6 +30,11 @@ std::string Failure(Call call) {
     return error.what();
   }
   return "accepted";
+}
+
+/// True if the text has the part.
+inline bool Contains(std::string_view text, std::string_view part) {
+  return text.find(part) != std::string_view::npos;
 }
 
 }  // namespace contraflow

@@ -49,8 +49,8 @@ class Guarded {
 };
 
 /// The largest error of `values`, which stand for `wanted`, in units of the last place of a bf16.
-/// What is smaller than `least` is measured by the units of `least`. Infinite if a value is missing
-/// or not finite.
+/// A value that is smaller than `least` is measured by the units of `least`. Infinite if a value is
+/// missing or not finite.
 inline double WorstUlps(const std::vector<gpu::Bf16>& values, const std::vector<double>& wanted,
                         double least = 1e-30) {
   if (values.size() != wanted.size()) return std::numeric_limits<double>::infinity();

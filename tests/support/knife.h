@@ -45,7 +45,7 @@ class Knife {
   template <typename Wanted>
   std::optional<Place> Find(size_t rank, const Wanted& wanted) {
     const Program& program = plan_.programs[rank];
-    const auto found = std::find_if(program.begin(), program.end(), wanted);
+    const auto found = std::ranges::find_if(program, wanted);
     if (found == program.end()) return std::nullopt;
     return Place{rank, static_cast<size_t>(found - program.begin())};
   }
@@ -109,13 +109,13 @@ struct MutantOperator {
   bool may_be_sound = false;
 };
 
-/// What can be done to any instruction: dropped, repeated, changed, moved.
+/// Changes to any instruction: dropped, repeated, changed, moved.
 std::vector<MutantOperator> GeneralOperators();
-/// What breaks one certain promise: of order, groups, reductions, routes.
+/// Changes that break one certain promise: of order, groups, reductions, routes.
 std::vector<MutantOperator> AimedOperators();
-/// What can be done to plans with lanes. Events and slots follow instructions that move.
+/// Changes to plans with lanes. Events and slots follow instructions that move.
 std::vector<MutantOperator> LaneOperators();
-/// What can be done to slots.
+/// Changes to slots.
 std::vector<MutantOperator> SlotOperators();
 
 }  // namespace contraflow

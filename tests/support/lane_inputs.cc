@@ -8,7 +8,7 @@
 namespace contraflow {
 namespace {
 
-/// What has ended: what it was, stage, layer, micro-batch.
+/// Work that has ended: what it was, stage, layer, micro-batch.
 using Fact = std::tuple<Op, int, int, int>;
 
 /// A component of a chain, and its layer.
@@ -95,7 +95,7 @@ class InputMaker {
   }
   bool Here(int s, int m) const {
     for (const Route& route : plan_.routes) {
-      if (std::count(route.microbatches.begin(), route.microbatches.end(), m) > 0) {
+      if (std::ranges::count(route.microbatches, m) > 0) {
         return route.ranks[static_cast<size_t>(s)] == rank_;
       }
     }
@@ -124,12 +124,12 @@ class InputMaker {
     Need(Here(s + 1, m) ? BackwardEnd(s + 1, m) : Fact{Op::RECV_B, s, -1, m});
   }
 
-  /// Of its cell, all that comes before it in the forward and runs again too: a part of every
-  /// layer.
+  /// The instruction needs all of its cell that comes before it in the forward and runs again too:
+  /// a part of every layer.
   void NeedAgain(const Instruction& i) {
     constexpr std::array kOrder = {Op::ATTN_R, Op::DISPATCH_R, Op::MLP_R, Op::COMBINE_R};
     const auto turn = [&](const Instruction& x) {
-      return std::pair(int{x.layer}, std::find(kOrder.begin(), kOrder.end(), x.op));
+      return std::pair(int{x.layer}, std::ranges::find(kOrder, x.op));
     };
     for (const Instruction* other : again_[{i.stage, i.microbatch}]) {
       if (!IsRecompute(other->op) || turn(*other) >= turn(i)) continue;
@@ -139,7 +139,7 @@ class InputMaker {
 
   /// The one before it in its chain; false for the first.
   bool NeedBefore(const std::vector<Part>& chain) {
-    const auto own = std::find(chain.begin(), chain.end(), Part{at_->op, at_->layer});
+    const auto own = std::ranges::find(chain, Part{at_->op, at_->layer});
     if (own == chain.end()) Wrong(" is of no such layer");
     if (own == chain.end() || own == chain.begin()) return false;
     Need({(own - 1)->first, at_->stage, (own - 1)->second, at_->microbatch});
@@ -220,7 +220,7 @@ class InputMaker {
       if (route.ranks[static_cast<size_t>(s)] != rank_) continue;
       wanted.insert(wanted.end(), route.microbatches.begin(), route.microbatches.end());
     }
-    std::sort(wanted.begin(), wanted.end());
+    std::ranges::sort(wanted);
     for (const Op op : Opaque() ? std::vector{Op::W} : std::vector{Op::MLP_W, Op::ATTN_W}) {
       for (int l = 0; l < std::max(plan_.LayersOf(s), 1); ++l) {
         if (!Opaque() && !InLayer(s, l, op)) continue;
@@ -237,7 +237,7 @@ class InputMaker {
   const Program& program_;
   std::map<Fact, size_t> numbers_;
   std::map<std::tuple<int, Op, int>, size_t> sums_;
-  /// Of a stage and micro-batch: what runs again of it, and goes to the host and back.
+  /// Instructions of a stage and micro-batch that run again, and go to the host and back.
   std::map<std::pair<int, int>, std::vector<const Instruction*>> again_;
   RankInputs inputs_;
   const Instruction* at_ = nullptr;  // the instruction that is looked at

@@ -9,7 +9,7 @@
 
 namespace contraflow {
 
-/// What one instruction needs and makes, as numbers of facts of its rank: that a component, message
+/// Needs and results of one instruction, as numbers of facts of its rank: that a component, message
 /// or chunk part has ended.
 struct LaneInputs {
   std::string wrong;           ///< why it may never begin; else ""

@@ -30,7 +30,7 @@ void Reorder(Knife* knife, size_t r, const std::vector<size_t>& order) {
       const int on = now[static_cast<size_t>(i.after[static_cast<size_t>(k)])];
       if (on >= 0) after.push_back(on);
     }
-    std::sort(after.begin(), after.end());
+    std::ranges::sort(after);
     i.after = {};
     i.after_count = static_cast<uint8_t>(after.size());
     std::copy(after.begin(), after.end(), i.after.begin());

@@ -53,7 +53,7 @@ RankBytes BytesOfRank(const Plan& plan, const Accesses& accesses, size_t r) {
     bytes.slots_of.resize(numbers.size());
     bytes.slots_of[value].push_back(a);
   }
-  std::sort(by_place.begin(), by_place.end(), [&](size_t a, size_t b) {
+  std::ranges::sort(by_place, [&](size_t a, size_t b) {
     return std::tie(slots[a].arena, slots[a].offset) < std::tie(slots[b].arena, slots[b].offset);
   });
   for (auto a = by_place.begin(); a != by_place.end(); ++a) {
@@ -79,7 +79,7 @@ RankBytes BytesOfRank(const Plan& plan, const Accesses& accesses, size_t r) {
   return bytes;
 }
 
-/// What does not change from run to run of a plan.
+/// The part that does not change from run to run of a plan.
 class Lanes {
  public:
   explicit Lanes(const Plan& of)
@@ -101,12 +101,12 @@ class Lanes {
   const std::vector<RankInputs> inputs;
   const std::vector<std::vector<int>> holders;
   std::vector<RankBytes> bytes;  // empty below level buffer
-  // Of each rank.
+  // Tables of each rank.
   std::vector<std::vector<std::optional<size_t>>> others;   // of a message: the other end
   std::vector<std::vector<std::optional<size_t>>> reduces;  // of a stage: its first REDUCE
 
  private:
-  /// Of every message, the instruction at the other end of its edge: as many of the edge come
+  /// Finds of every message the instruction at the other end of its edge: as many of the edge come
   /// before it.
   void MatchMessages() {
     std::map<std::tuple<size_t, size_t, bool>, std::vector<size_t>>
@@ -194,7 +194,7 @@ class LaneRun {
     return rank;
   }
 
-  // What happens next.
+  // The next event.
 
   struct Move {
     size_t rank;
@@ -256,7 +256,7 @@ class LaneRun {
     if (i.op != Op::REDUCE) return true;
     const auto stage = static_cast<size_t>(i.stage);
     const std::vector<int>& holders = lanes_.holders[stage];
-    return std::all_of(holders.begin(), holders.end(), [&](int holder) {
+    return std::ranges::all_of(holders, [&](int holder) {
       return UnderWay(holder, lanes_.reduces[static_cast<size_t>(holder)][stage]);
     });
   }
@@ -302,7 +302,7 @@ class LaneRun {
     const LaneWeights& weights = lanes_.inputs[r].stages[static_cast<size_t>(s)];
     const std::vector<int>& order = rank.sums[weights.sums.front()];
     std::vector<int> added = order;
-    std::sort(added.begin(), added.end());
+    std::ranges::sort(added);
     if (added != weights.microbatches) Fail("a wrong weight gradient");
     for (const size_t sum : weights.sums) {
       if (rank.sums[sum] != order) Fail("a weight gradient of another order");

@@ -12,8 +12,8 @@
 namespace contraflow {
 namespace {
 
-/// What a rank holds: 'y' the output of a stage, 'g' the gradient of a stage's input, 'f' what its
-/// forward and 'b' what its backward left behind; 'a' that its forward was run again.
+/// Values that a rank holds: 'y' the output of a stage, 'g' the gradient of a stage's input, 'f'
+/// what its forward and 'b' what its backward left behind; 'a' that its forward was run again.
 using Value = std::tuple<char, int, int>;
 
 struct Wrong : std::runtime_error {
@@ -118,7 +118,7 @@ class SymbolicRun {
       Put(r, Take(r, {'f', s, m}, text), text);
       Put(r, {'a', s, m}, text);
     }
-    // Of an FB the backward first: it must not need what its forward makes.
+    // The backward of an FB comes first: it must not need what its forward makes.
     if (HasBackward(i.op)) {
       Take(r, {'f', s, m}, text);
       Holds(r, {'a', s, m}).erase({'a', s, m});
@@ -133,7 +133,7 @@ class SymbolicRun {
     }
     if (HasForward(i.op)) {
       const auto& holders = holders_[static_cast<size_t>(i.stage)];
-      if (std::find(holders.begin(), holders.end(), r) == holders.end()) Fail(text + " is astray");
+      if (std::ranges::find(holders, r) == holders.end()) Fail(text + " is astray");
       if (i.stage > 0) Take(r, {'y', i.stage - 1, i.microbatch}, text);
       if (i.stage + 1 < plan_.stages) Put(r, {'y', i.stage, i.microbatch}, text);
       Put(r, {'f', i.stage, i.microbatch}, text);
@@ -171,8 +171,8 @@ class SymbolicRun {
       wanted.insert(wanted.end(), route.microbatches.begin(), route.microbatches.end());
     }
     std::vector<int> sum = ranks_[static_cast<size_t>(r)].sums[stage];
-    std::sort(wanted.begin(), wanted.end());
-    std::sort(sum.begin(), sum.end());
+    std::ranges::sort(wanted);
+    std::ranges::sort(sum);
     if (sum != wanted) Fail(who + " with a wrong gradient");
   }
 
@@ -219,7 +219,7 @@ class SymbolicRun {
   const std::vector<std::vector<int>> holders_;
   std::vector<Rank> ranks_;
   std::set<Value> everywhere_;
-  // By sender and receiver: posted by the one and expected by the other.
+  // Messages by sender and receiver: posted by the one and expected by the other.
   std::map<std::pair<int, int>, std::pair<std::deque<Value>, std::deque<Value>>> edges_;
   std::map<int, int> arrived_;
 };

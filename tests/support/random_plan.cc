@@ -146,7 +146,7 @@ class Generator {
       std::iota(earlier.begin(), earlier.end(), 0);
       std::shuffle(earlier.begin(), earlier.end(), random_);
       earlier.resize(std::min(earlier.size(), Index(kMaxAfter + 1)));
-      std::sort(earlier.begin(), earlier.end());
+      std::ranges::sort(earlier);
       std::copy(earlier.begin(), earlier.end(), i.after.begin());
       i.after_count = static_cast<uint8_t>(earlier.size());
     }

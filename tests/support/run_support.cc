@@ -53,17 +53,16 @@ rank
 }
 
 Model SmallModel(int stages) {
-  Model model;
-  model.name = "small";
-  model.layers = stages;
-  model.width = 8;
-  model.heads = 2;
-  model.experts = 4;
-  model.top_k = 2;
-  model.expert_width = 8;
-  model.sequence = 6;
-  model.batch = 2;
-  return FitModel(model, stages);
+  return FitModel({.name = "small",
+                   .layers = stages,
+                   .width = 8,
+                   .heads = 2,
+                   .experts = 4,
+                   .top_k = 2,
+                   .expert_width = 8,
+                   .sequence = 6,
+                   .batch = 2},
+                  stages);
 }
 
 Model GroupModel(float capacity_factor) {

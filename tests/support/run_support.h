@@ -22,7 +22,7 @@ Plan TwoRankPlan(int data_parallel = 1);
 /// One stage a rank, at most; everything small.
 Model SmallModel(int stages);
 
-/// What PlanFor makes plans for: small, with as many layers as the plan has.
+/// Model for which PlanFor makes plans: small, with as many layers as the plan has.
 Model GroupModel(float capacity_factor = 0);
 
 /// A plan of stages with 1 to 3 MoE layers each, drawn by `seed`.

@@ -133,7 +133,7 @@ void RefreshSlots(Plan* plan, size_t r) {
     const auto use = uses.find(key(slot));
     if (use != uses.end()) std::tie(slot.first, slot.last) = use->second;
   }
-  std::stable_sort(slots.begin(), slots.end(), [](const Slot& a, const Slot& b) {
+  std::ranges::stable_sort(slots, [](const Slot& a, const Slot& b) {
     return std::tie(a.first, a.value, a.stage, a.layer, a.microbatch) <
            std::tie(b.first, b.value, b.stage, b.layer, b.microbatch);
   });

@@ -107,7 +107,7 @@ Spec MakeSpec(std::string_view schedule, int ranks, int microbatches, CostModel 
   spec.ranks = ranks;
   spec.microbatches = microbatches;
   spec.costs = std::move(costs);
-  // Of `auto`: many plans in little time, and of the stages that the costs have.
+  // Options of `auto`: many plans in little time, and of the stages that the costs have.
   spec.search.placement = Placement::kLinear;
   spec.search.budget = 1'000'000;
   return spec;

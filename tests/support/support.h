@@ -10,6 +10,14 @@
 #include "compiler/verify/verify.h"
 #include "schedules/compile.h"
 
+/// CAPTURE of several expressions, in one line of the failure.
+#define CAPTURES(...)                                                             \
+  INFO(#__VA_ARGS__ " := ", [&](const auto&... cf_values) {                       \
+    std::string cf_text;                                                          \
+    ((cf_text += doctest::toString(cf_values).c_str() + std::string("  ")), ...); \
+    return cf_text;                                                               \
+  }(__VA_ARGS__))
+
 namespace contraflow {
 
 /// A plan from a compact text, one line each, in any order but programs last:

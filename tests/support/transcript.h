@@ -32,7 +32,7 @@ Transcript ParseTranscript(std::string_view text);
 /// The steps of all ```console blocks of a Markdown file, in order, as one transcript.
 Transcript ParseMarkdown(std::string_view text);
 
-/// What a step printed, in the form of `expected`. Runs in `folder` with `bin` first on PATH.
+/// Output of a step, in the form of `expected`. Runs in `folder` with `bin` first on PATH.
 std::string RunStep(const TranscriptStep& step, const std::string& folder, const std::string& bin,
                     TranscriptStyle style);
 

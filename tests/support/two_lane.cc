@@ -47,7 +47,7 @@ std::vector<std::vector<int>> LaneOrders(const std::vector<LaneJob>& jobs, bool 
   do {
     std::vector<size_t> place(jobs.size());
     for (size_t i = 0; i < lane.size(); ++i) place[static_cast<size_t>(lane[i])] = i;
-    const bool fits = std::all_of(pairs.begin(), pairs.end(), [&](const auto& pair) {
+    const bool fits = std::ranges::all_of(pairs, [&](const auto& pair) {
       return place[static_cast<size_t>(pair.first)] < place[static_cast<size_t>(pair.second)];
     });
     if (fits) orders.push_back(lane);

@@ -40,8 +40,7 @@ TEST_SUITE("unit") {
   TEST_CASE("calibration: components that were simulated come out as they went in") {
     for (const char* schedule : {"1f1b", "zb-1p", "dualpipe"}) {
       for (unsigned seed = 0; seed < 5; ++seed) {
-        CAPTURE(schedule);
-        CAPTURE(seed);
+        CAPTURES(schedule, seed);
         const CostModel costs = Components(seed);
         const Plan plan = PlanOf(schedule, costs, Level::kComponent);
         const Simulation simulation = Simulate(plan, costs);

@@ -20,7 +20,7 @@ std::vector<std::string> GoldenFiles() {
   for (const auto& entry : fs::directory_iterator(CF_TEST_DIR "/golden/cli")) {
     files.push_back(entry.path().string());
   }
-  std::sort(files.begin(), files.end());
+  std::ranges::sort(files);
   return files;
 }
 
@@ -30,7 +30,7 @@ std::string Run(const std::string& text, TranscriptStyle style) {
   return ReportDifferences(transcript, RunSteps(transcript, CF_TOOLS_DIR, style), "text", style);
 }
 
-/// What takes long under sanitizers, where the tests of schedules/ run the same.
+/// Files that take long under sanitizers, where the tests of schedules/ run the same.
 bool Searches(const std::string& file) {
   return file.ends_with("/auto.txt") || file.ends_with("/compare.txt") ||
          file.ends_with("/overlap.txt") || file.ends_with("/recompute.txt");
@@ -66,9 +66,8 @@ TEST_CASE("every command has a transcript and a help whose example runs") {
       continue;
     }
     CAPTURE(name);
-    CHECK(std::find(files.begin(), files.end(), CF_TEST_DIR "/golden/cli/" + name + ".txt") !=
-          files.end());
-    const auto shown = std::find_if(help.steps.begin(), help.steps.end(), [&](const auto& step) {
+    CHECK(std::ranges::find(files, CF_TEST_DIR "/golden/cli/" + name + ".txt") != files.end());
+    const auto shown = std::ranges::find_if(help.steps, [&](const auto& step) {
       return step.command == "contraflow " + name + " --help";
     });
     REQUIRE(shown != help.steps.end());
@@ -77,7 +76,7 @@ TEST_CASE("every command has a transcript and a help whose example runs") {
     std::string command = shown->expected.substr(
         example + 9, shown->expected.find_last_not_of('\n') + 1 - example - 9);
     // Long ones go on in the next line.
-    std::replace(command.begin(), command.end(), '\n', ' ');
+    std::ranges::replace(command, '\n', ' ');
     // An example is to run; how long it searches is for the transcripts.
     if (name == "compare") command += kSanitized ? " --no-auto" : " --budget 50ms";
     const std::string run =

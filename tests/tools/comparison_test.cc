@@ -1,4 +1,4 @@
-// What `compare` says: rows, advice, sweeps, and the options of the search.
+// Output of `compare`: rows, advice, sweeps, and the options of the search.
 
 #include "tools/report/comparison.h"
 
@@ -39,8 +39,8 @@ CompareRequest MakeRequest(int ranks, int microbatches, const CostModel& costs) 
 }
 
 const CompareRow& Find(const std::vector<CompareRow>& rows, const std::string& schedule) {
-  const auto row = std::find_if(rows.begin(), rows.end(),
-                                [&](const CompareRow& r) { return r.schedule == schedule; });
+  const auto row =
+      std::ranges::find_if(rows, [&](const CompareRow& r) { return r.schedule == schedule; });
   REQUIRE(row != rows.end());
   return *row;
 }
@@ -62,12 +62,12 @@ TEST_SUITE("unit") {
     advice = Advise(rows);
     // Cut into two stages a rank: 24 units of work and a bubble of 1.5.
     CHECK(advice.schedule == "zb-v");
-    CHECK(advice.text.find("22.73 % shorter than 1f1b") != std::string::npos);
+    CHECK(Contains(advice.text, "22.73 % shorter than 1f1b"));
     CHECK(advice.text ==
           "take zb-v: 25.5 units, 22.73 % shorter than 1f1b, 3.77 % shorter than v-half (best "
           "other published that fits); no order of its placement is shorter; holds 1.00 times "
           "1F1B's activations");
-    CHECK(AdviceLines(advice).find(" fits);\n  no order ") != std::string::npos);
+    CHECK(Contains(AdviceLines(advice), " fits);\n  no order "));
   }
 
   TEST_CASE("without a limit nothing holds more than 1F1B, and none lifts that") {
@@ -83,15 +83,16 @@ TEST_SUITE("unit") {
     CHECK(point.request.memory_limit == "1x");
     point.rows = Compare(point.request);
     const std::string text = ComparisonText(point.request, point.rows, true);
-    CHECK(text.find("\nmemory: no limit is known, so as much as 1F1B holds (1x); --memory-limit "
-                    "none lifts it\n") != std::string::npos);
-    CHECK(text.find("overlapped pairs gain nothing in combined-1f1b, dualpipe, dualpipe-v; --fb") !=
-          std::string::npos);
+    CHECK(Contains(text,
+                   "\nmemory: no limit is known, so as much as 1F1B holds (1x); --memory-limit "
+                   "none lifts it\n"));
+    CHECK(Contains(text,
+                   "overlapped pairs gain nothing in combined-1f1b, dualpipe, dualpipe-v; --fb"));
     for (const auto& [schedule, memory] :
          {std::pair("1f1b", 1.0), {"zb-v", 1.0}, {"zb-2p", 2.0}, {"gpipe", 8.0}, {"v-min", 0.5}}) {
       CAPTURE(schedule);
       CHECK(Find(point.rows, schedule).memory == memory);
-      // As it is, whatever fits.
+      // The schedule as it is, whatever fits.
       CHECK(Find(point.rows, schedule).fits == (memory <= 1));
       CHECK(RowToJson(Find(point.rows, schedule), point.request)["memory_of_1f1b"] == memory);
     }
@@ -134,7 +135,7 @@ TEST_SUITE("unit") {
     CHECK(Advise(rows).schedule == "v-half");
     // Beside 1F1B and the best other, never beside the worst.
     std::vector<CompareRow> all = Compare(request);
-    CHECK(Advise(all).text.find("gpipe") == std::string::npos);
+    CHECK(!Contains(Advise(all).text, "gpipe"));
   }
 
   TEST_CASE("a global batch keeps its time over numbers of micro-batches") {
@@ -158,12 +159,12 @@ TEST_SUITE("unit") {
     }
     CHECK(points[2].request.samples == 4);
     const std::string text = SweepText(points, true);
-    CHECK(text.find("           16   5.88 %") != std::string::npos);
-    CHECK(text.find("  time  bubble    take\n") != std::string::npos);
+    CHECK(Contains(text, "           16   5.88 %"));
+    CHECK(Contains(text, "  time  bubble    take\n"));
     points.resize(1);
     points[0].rows[1].fits = false;
-    CHECK(SweepText(points, true).find("\nfit nowhere: zb-1p\n") != std::string::npos);
-    CHECK(SweepText(points, true).find("  zb-1p") == std::string::npos);
+    CHECK(Contains(SweepText(points, true), "\nfit nowhere: zb-1p\n"));
+    CHECK(!Contains(SweepText(points, true), "  zb-1p"));
     // Bytes of a micro-batch, but not those of a model; messages by bandwidth, but not latency.
     flags.costs = {};
     flags.costs.text = R"({"unit": "ms", "stage": {"f": 4, "b": 4, "w": 4, "step": 2},
@@ -203,7 +204,7 @@ TEST_SUITE("unit") {
     CHECK(Failure<UsageError>([&] { SortRows("speed", &point.rows); }) ==
           "`sort`: must be makespan, bubble, ratio, gap, memory or total, is \"speed\"");
     flags.schedules = "1f1b,zbx";
-    CHECK(Failure<UsageError>([&] { MakePoints(flags); }).find("zbx") != std::string::npos);
+    CHECK(Contains(Failure<UsageError>([&] { MakePoints(flags); }), "zbx"));
     flags.schedules = "1f1b";
     flags.search.seed = 1;
     CHECK(Failure<UsageError>([&] { MakePoints(flags); }) ==
@@ -213,12 +214,12 @@ TEST_SUITE("unit") {
   TEST_CASE("the head says what a step leaves out") {
     CompareRequest request = MakeRequest(2, 4, UnitCosts());
     const char* const kWithout = "makespans are without gradient sums and optimizer";
-    CHECK(ComparedHead(request, true, true).find(kWithout) == std::string::npos);
+    CHECK(!Contains(ComparedHead(request, true, true), kWithout));
     request.spec.data_parallel = 2;
-    CHECK(ComparedHead(request, true, true).find(kWithout) != std::string::npos);
+    CHECK(Contains(ComparedHead(request, true, true), kWithout));
     CHECK(ComparedHead(request, true, true).starts_with("2 ranks x 2 data-parallel, 4 micro"));
     request.spec.costs.stages[0].step = 1;
-    CHECK(ComparedHead(request, true, true).find(kWithout) == std::string::npos);
+    CHECK(!Contains(ComparedHead(request, true, true), kWithout));
     const auto devices = [](const Parallel& parallel) { return DescribeDevices(4, parallel, 2); };
     CHECK(devices({}) == "4 ranks x 2 data-parallel = 8 GPUs");
     CHECK(devices({.ep = 8}) == "4 ranks x 8 expert-parallel x 2 data-parallel = 64 GPUs");
@@ -242,7 +243,7 @@ TEST_SUITE("unit") {
       CHECK(busy == 4 * 8 * 3 * TicksPerUnit(Unit::kUnit));
     }
     CHECK(Find(rows, "zb-v").report);
-    // As many as are listed, cut or merged for each.
+    // Costs of as many as are listed, cut or merged for each.
     CostModel listed = UnitCosts();
     listed.stages.resize(8, listed.stages.front());
     for (const CompareRow& row : Compare(MakeRequest(4, 8, listed))) {
@@ -258,17 +259,17 @@ TEST_SUITE("unit") {
     CompareRequest request = MakeRequest(2, 4, UniformCosts(1, 1, 1));
     request.no_auto = true;
     const auto notes = [&] { return ComparisonText(request, Compare(request), true); };
-    CHECK(notes().find("level") == std::string::npos);
+    CHECK(!Contains(notes(), "level"));
     request.spec.costs = ReadCosts(R"({"unit": "us", "layers": [{"name": "block", "repeat": 4,
        "moe": {"attn_f": 1, "dispatch_f": 1, "mlp_f": 1, "combine_f": 1, "combine_b": 1,
                "mlp_b": 1, "dispatch_b": 1, "attn_b": 1, "mlp_w": 1, "attn_w": 1}}]})",
                                    "c.json");
-    CHECK(notes().find("All rows are at level comm: ") != std::string::npos);
+    CHECK(Contains(notes(), "All rows are at level comm: "));
     request.spec.costs.layers.clear();
     request.spec.costs.moe = DeepSeek(1);
     DeriveChunkCosts(&request.spec.costs, Overlap::kAll);
     request.components = true;
-    CHECK(notes().find("all rows are at level component") != std::string::npos);
+    CHECK(Contains(notes(), "all rows are at level component"));
   }
 
   TEST_CASE("chunks are those of interleaved stages and its formula knows them") {
@@ -303,8 +304,8 @@ TEST_SUITE("unit") {
     CHECK(Find(rows, "1f1b").parameters == 7);
     CHECK(Find(rows, "dualpipe").parameters == 14);
     const std::string text = ComparisonText(request, rows, true);
-    CHECK(text.find("parameters") != std::string::npos);
-    CHECK(text.find("advice: take ") != std::string::npos);
+    CHECK(Contains(text, "parameters"));
+    CHECK(Contains(text, "advice: take "));
   }
 
   TEST_CASE("a sweep has every point in text and JSON and CSV") {
@@ -327,10 +328,9 @@ TEST_SUITE("unit") {
       CHECK(point["advice"].contains("text"));
     }
     const std::string csv = SweepCsv(points);
-    CHECK(std::count(csv.begin(), csv.end(), '\n') ==
-          1 + static_cast<std::ptrdiff_t>(4 * Schedules().size()));
+    CHECK(std::ranges::count(csv, '\n') == 1 + static_cast<std::ptrdiff_t>(4 * Schedules().size()));
     const std::string text = SweepText(points, false);
-    CHECK(text.find("advice for 6 micro-batches, 2x: take ") != std::string::npos);
+    CHECK(Contains(text, "advice for 6 micro-batches, 2x: take "));
   }
 
   TEST_CASE("a sweep has no time for what breaks a limit at one of its points") {
@@ -359,10 +359,10 @@ TEST_SUITE("unit") {
     std::vector<CompareRow> rows = {Find(Compare(request), "gpipe")};
     request.spec.recompute = ParseRecompute("full");
     rows[0].recomputed = {0, 1, 3};
-    CHECK(ComparisonText(request, rows, true).find("0-1, 3") != std::string::npos);
+    CHECK(Contains(ComparisonText(request, rows, true), "0-1, 3"));
     rows[0].report.reset();
     rows[0].rejected = "is \"odd\"";
-    CHECK(ComparisonCsv(request, rows).find(",\"is \"\"odd\"\"\",") != std::string::npos);
+    CHECK(Contains(ComparisonCsv(request, rows), ",\"is \"\"odd\"\"\","));
   }
 
   TEST_CASE("a front draws a bar for the smallest point, too") {
@@ -374,9 +374,9 @@ TEST_SUITE("unit") {
       front.push_back(point);
     }
     const std::string text = FrontText(request, front, true);
-    CHECK(text.find("x  #  ") != std::string::npos);
-    CHECK(text.find(" " + std::string(12, '#') + " ") != std::string::npos);
-    CHECK(text.find(" " + std::string(24, '#') + " ") != std::string::npos);
+    CHECK(Contains(text, "x  #  "));
+    CHECK(Contains(text, " " + std::string(12, '#') + " "));
+    CHECK(Contains(text, " " + std::string(24, '#') + " "));
   }
 
   TEST_CASE("a sweep compares each value once and in the order in which they are first given") {
@@ -416,8 +416,7 @@ TEST_SUITE("unit") {
     CHECK(Failure<UsageError>([] { RefuseSearchOptions({.seed = 3}, "1f1b"); }) ==
           "`seed`: is for auto, but 1f1b is not searched; drop one of them");
     CHECK(Failure<UsageError>([] { RefuseSearchOptions({}, "1f1b"); }) == "accepted");
-    CHECK(Failure<UsageError>([] { ParseMicrobatches("4,,6"); }).find("`microbatches`: ") !=
-          std::string::npos);
+    CHECK(Contains(Failure<UsageError>([] { ParseMicrobatches("4,,6"); }), "`microbatches`: "));
     CHECK(Failure<UsageError>([] { ParseMicrobatches("4,99999999999"); }) ==
           "`microbatches`: 99999999999 is too large, the limit is 2147483647");
   }

@@ -27,7 +27,7 @@ TEST_SUITE("unit") {
     CHECK(costs.stage(0).w == 4'840'000);
     option.split = 1.1;
     CHECK_THROWS_AS(ResolveCosts(option, UnitCosts()), UsageError);
-    // Where the parts are known there is nothing to divide.
+    // If the parts are known there is nothing to divide.
     CHECK_THROWS_AS(ResolveCosts({.b = 1, .bw = 2, .split = 0.5}, UnitCosts()), UsageError);
     CHECK_THROWS_AS(ResolveCosts({.b = 3, .bw = 2}, UnitCosts()), UsageError);
     CHECK(ResolveCosts({.w = 2.5, .bw = 3}, UnitCosts()).stage(0).b == 500'000);
@@ -85,7 +85,7 @@ TEST_SUITE("unit") {
     for (const auto& entry : fs::directory_iterator(profiles)) {
       if (entry.path().extension() != ".json") continue;
       CAPTURE(entry.path());
-      CHECK(std::string(kCostsHelp).find(entry.path().stem().string()) != std::string::npos);
+      CHECK(Contains(std::string(kCostsHelp), entry.path().stem().string()));
     }
   }
 
@@ -99,7 +99,7 @@ TEST_SUITE("unit") {
     CHECK(OverlapOf(option, published) == Overlap::kPublished);
     CHECK(DescribeCosts(published) ==
           "f 98696, b 112980, w 29876, bw 142856, fb 127633, comm 0 (us), overlap published");
-    // What a plan was compiled with is derived again only where that is asked for.
+    // Costs that a plan was compiled with are derived again only where that is asked for.
     CHECK(ResolveCosts({}, published) == published);
     CHECK(OverlapOf({}, published) == Overlap::kPublished);
     option = {.overlap = "all"};

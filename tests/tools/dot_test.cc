@@ -135,8 +135,7 @@ r0_0 -> r1_0 [color=blue];
       std::string from = graph.nodes.at(edge.substr(0, space));
       const std::string to =
           graph.nodes.at(edge.substr(space + 1, edge.find(' ', space + 1) - space - 1));
-      CAPTURE(from);
-      CAPTURE(to);
+      CAPTURES(from, to);
       const Instruction send = ParseInstruction(from + " to=0");
       const Instruction receive = ParseInstruction(to + " from=0");
       CHECK(send.microbatch == receive.microbatch);

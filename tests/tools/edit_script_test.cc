@@ -77,7 +77,7 @@ TEST_CASE("edits are the fewest and turn the left list into the right one") {
 TEST_CASE("lists with nothing in common are replaced as a whole") {
   const Strings left(3000, "a"), right(3000, "b");
   const std::string text = FormatEdits(left, right, "list");
-  CHECK(std::count(text.begin(), text.end(), '\n') == 6001);
+  CHECK(std::ranges::count(text, '\n') == 6001);
   CHECK(text.starts_with("@@ list 0\n-a\n"));
   CHECK(text.ends_with("+b\n"));
 }

@@ -21,7 +21,7 @@
 
 namespace contraflow {
 
-/// What stands for it where there is no SM: every block of every call has one of its own.
+/// Substitute where there is no SM: every block of every call has one of its own.
 void ProbeSms(gpu::Stream, int blocks, uint64_t, int* sm_of_block) {
   static int next = 0;
   for (int block = 0; block < blocks; ++block) sm_of_block[block] = next++;
@@ -122,9 +122,7 @@ TEST_SUITE("unit") {
     std::vector<ScheduleSizes::Run> runs = sizes.runs;
     for (const char* schedule : {"1f1b", "dualpipe"}) runs.push_back({schedule, sizes.overlap});
     for (const auto& [schedule, shape] : runs) {
-      CAPTURE(schedule);
-      CAPTURE(shape.ranks);
-      CAPTURE(shape.microbatches);
+      CAPTURES(schedule, shape.ranks, shape.microbatches);
       const Plan plan = BenchPlan(schedule, shape, sizes.model, AlikeCosts(), Overlap::kAll);
       REQUIRE(plan.costs);
       REQUIRE(plan.costs->memory);
@@ -175,13 +173,12 @@ TEST_SUITE("unit") {
       const Simulation simulation = Simulate(plan, *plan.costs);
       for (size_t r = 0; r < 4; ++r) {
         const Hiding hiding = HidingOf(plan.programs[r], simulation.timeline.ranks[r]);
-        CAPTURE(schedule);
-        CAPTURE(r);
+        CAPTURES(schedule, r);
         CHECK(hiding.window > 0);
         CHECK(hiding.compute <= hiding.window);
         CHECK(hiding.exposed <= simulation.ranks[r].exposed);
         CHECK(hiding.all_to_all <= simulation.ranks[r].all_to_all);
-        // Nothing overlaps in 1F1B as published.
+        // No communication overlaps in 1F1B as published.
         if (!on) CHECK(hiding.exposed == hiding.all_to_all);
         if (on) CHECK(hiding.exposed < hiding.all_to_all / 2);
       }

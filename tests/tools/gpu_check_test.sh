@@ -34,7 +34,7 @@ check() { # WANTED EXIT CODE, ARGUMENT...
     -e "^\{\"part\":$text,\"figure\":$text,\"value\":$number,\"unit\":$text,\"target\":$number,\"ratio\":$number\}\$" \
     "$work/dir/results.jsonl" || fail "not JSON"
 }
-# What is known of a part: its status and reason, without the time.
+# Results of a part: its status and reason, without the time.
 results() { sed -n 's/,"seconds":[0-9]*}$//p' "$work/dir/results.jsonl" | sort; }
 shows() { results | grep -q -F -e "$1" || fail "does not say: $1"; }
 same_but() { # PATTERN CALL: nothing else is reported otherwise than where all is well
@@ -96,7 +96,7 @@ order() { grep -o '"part":"[^"]*","status"' "$work/dir/results.jsonl" | cut -d '
 [[ $(order) == 'gpu libraries partitions probe-nccl '*' experts '*' dualpipe-4-16 '*' ncu-experts norms '* ]] ||
   fail "the order is $(order)"
 
-# Where the pack was unpacked, in odd places, by another shell: the same.
+# The pack unpacked in odd places, by another shell: the same.
 mkdir -p "$work/an other/"{tools,lib,lists,share} "$work/an other/my tmp" "$work/linked"
 cp -r "$work/bin" "$work/tests" "$work/an other"
 cp "$work/tools/gpu_check.sh" "$work/an other/tools"
@@ -178,7 +178,7 @@ shows '{"part":"gpu","status":"FAILED","reason":"exit code 1: CUDA: error"'
 same_but '"part":"gpu"' speed
 cp "$work/good_bench" "$work/bin/bench_gpu"
 
-# What ncu does not know is no figure, and what an earlier call has found is kept.
+# A figure that ncu does not know is none, and an earlier call's results are kept.
 cp "$work/path/ncu" "$work/good_ncu"
 sed -i 's/83.20/n\/a/; s/45.10/nan/' "$work/path/ncu"
 rm -f "$work/dir"/results-*.jsonl
@@ -281,7 +281,7 @@ check_usage '--only: an extended regular expression must follow' --only '('
 check_usage '--seconds: a number from 10 to 9999 must follow' --seconds 5
 check_usage 'speed and correctness exclude each other; all is both calls' speed correctness
 
-# Nothing to run.
+# No part to run.
 echo nothing >"$work/bad"
 code=0
 env -i PATH=/usr/bin:/bin "$work/tools/gpu_check.sh" --out "$work/dir" --pack "$work/bad" >"$work/out" 2>&1 || code=$?

@@ -1,7 +1,7 @@
 #!/bin/bash
-# What tools/gpu_pack.sh packs is small enough, and tools/gpu_check.sh runs all of it from there where
-# there is no GPU, no compiler and no source: every part gets as far as to need a GPU, and says so.
-# Usage: gpu_pack_test.sh SOURCES BUILD
+# The pack of tools/gpu_pack.sh is small enough, and tools/gpu_check.sh runs all of it from there
+# where there is no GPU, no compiler and no source: every part gets as far as to need a GPU, and says
+# so. Usage: gpu_pack_test.sh SOURCES BUILD
 set -eu
 sources=$1 build=$2
 work=$(mktemp -d)
@@ -15,7 +15,7 @@ fail() {
 bytes=$(stat -c %s "$work/pack.tar.gz")
 [ "$bytes" -lt $((60 << 20)) ] || fail "the pack has $bytes bytes"
 
-# What stands for cuDNN, NCCL and cublasLt is enough to start with.
+# Substitutes for cuDNN, NCCL and cublasLt are enough to start with.
 tar -xzf "$work/pack.tar.gz" -C "$work"
 for program in 'contraflow_gpu_test --list-test-cases' 'bench_gpu --list' 'contraflow-run-cuda --version' 'probe_nccl --help'; do
   read -r name option <<<"$program"

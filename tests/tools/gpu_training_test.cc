@@ -22,6 +22,7 @@
 #include "runtime/model/gpu_views.h"
 #include "tests/emulator/emulated_gpu.h"
 #include "tests/runtime/gpu/gpu_plan.h"
+#include "tests/support/failure.h"
 #include "tests/support/run_support.h"
 #include "tests/support/test_folder.h"
 #include "tools/cli/exit.h"
@@ -39,7 +40,7 @@ std::string TextOf(const fs::path& path) {
   return text.str();
 }
 
-/// What is written to a descriptor while it lives goes to a file.
+/// Text that is written to a descriptor while it lives goes to a file.
 class WrittenTo {
  public:
   WrittenTo(const std::string& path, int fd) : fd_(fd), before_(dup(fd)) {
@@ -97,7 +98,7 @@ class SameCheck : public RunCheck {
   std::vector<StateBlock> State() override { return {}; }
 };
 
-/// What became of a training.
+/// Result of a training.
 struct Outcome {
   int code = -1;
   std::string out;
@@ -173,7 +174,7 @@ std::string KeptOf(const Outcome& outcome) {
   std::string kept;
   for (const auto& [name, text] : outcome.files) {
     const std::string step = name.substr(0, name.find('/', 1));
-    if (step.starts_with("/step-") && kept.find(step) == std::string::npos) kept += step;
+    if (step.starts_with("/step-") && !Contains(kept, step)) kept += step;
   }
   return kept;
 }
@@ -191,7 +192,7 @@ TEST_SUITE("kernel") {
     CHECK(ahead.code == kExitFine);
     REQUIRE(plain.rows.size() == 5);
     CHECK(plain.rows[4].find("{\"step\": 5, \"loss\": ") == 0);
-    CHECK(plain.rows[4].find("\"grad_norm\": ") != std::string::npos);
+    CHECK(Contains(plain.rows[4], "\"grad_norm\": "));
     CHECK(ahead.rows == plain.rows);
     CHECK(KeptOf(plain) == "/step-00000003/step-00000005");
     CHECK((ahead.files == plain.files));
@@ -207,15 +208,15 @@ TEST_SUITE("kernel") {
     const Outcome stopped = trial.Train(true, 1);
     CHECK(stopped.code == kExitStopped);
     CHECK(trial.calls == "a2 s1 s2 ");
-    CHECK(stopped.out.find("\nstopped after step 2\n") != std::string::npos);
+    CHECK(Contains(stopped.out, "\nstopped after step 2\n"));
     CHECK(stopped.rows.size() == 2);
     CHECK(KeptOf(stopped) == "/step-00000002");
-    // Where that was the last, nothing was stopped.
+    // If that was the last, no step was stopped.
     trial.options.steps = 2;
     const Outcome done = trial.Train(true, 1);
     CHECK(done.code == kExitFine);
     CHECK(trial.calls == "a2 s1 s2 ");
-    CHECK(done.out.find("stopped") == std::string::npos);
+    CHECK(!Contains(done.out, "stopped"));
     CHECK((done.files == stopped.files));
   }
 
@@ -235,7 +236,7 @@ TEST_SUITE("kernel") {
   TEST_CASE("GPU training: it is said where one goes on with other algorithms") {
     Trial trial;
     const std::string said = trial.folder.File("said");
-    // What is said where those of the last checkpoint were others; a thread says it.
+    // Message where those of the last checkpoint were others; a thread says it.
     const auto resume = [&](int steps, const std::string& algorithms, bool waits) {
       trial.options.steps = steps;
       trial.algorithms = algorithms;

@@ -9,6 +9,7 @@
 #include "compiler/lower/lower.h"
 #include "compiler/simulate/simulate.h"
 #include "schedules/registry.h"
+#include "tests/support/failure.h"
 #include "tests/support/transcript.h"
 #include "tools/pictures/picture.h"
 
@@ -122,8 +123,8 @@ TEST_CASE("a grid never exceeds its width whatever the costs and the shape") {
 TEST_CASE("where boxes are too narrow for numbers they show their kind") {
   const Plan plan = Make("dualpipe", 4, 400, Costs(1, 1, 1));
   const std::string grid = DrawGrid(PictureOf(plan), {.width = kMinGridWidth});
-  CHECK(grid.find("&") != std::string::npos);
-  CHECK(grid.find("F399") == std::string::npos);
+  CHECK(Contains(grid, "&"));
+  CHECK(!Contains(grid, "F399"));
 }
 
 TEST_CASE("colour: numbers only and every line ends with the default colour") {
@@ -142,7 +143,7 @@ TEST_CASE("colour: numbers only and every line ends with the default colour") {
   CHECK(lines >= 4);
   // Both directions and both halves of a pair have colours of their own.
   for (const char* color : {"221m", "215m", "114m", "71m"}) {
-    CHECK(grid.find(color) != std::string::npos);
+    CHECK(Contains(grid, color));
   }
 }
 
@@ -155,8 +156,7 @@ TEST_CASE("colour: numbers of the ruler keep their points") {
     return grid.substr(begin, end - begin);
   };
   for (const bool color : {false, true}) {
-    for (const char* number : {"0.5", "1.5", "2.5"})
-      CHECK(ruler(color).find(number) != std::string::npos);
+    for (const char* number : {"0.5", "1.5", "2.5"}) CHECK(Contains(ruler(color), number));
   }
 }
 
@@ -167,14 +167,12 @@ TEST_CASE("an SVG has one titled group for every compute instruction and escapes
   size_t groups = 0, compute = 0;
   for (size_t at = 0; (at = svg.find("<g><title>", at)) != std::string::npos; ++at) ++groups;
   for (const Program& program : plan.programs) {
-    compute +=
-        static_cast<size_t>(std::count_if(program.begin(), program.end(), [](const Instruction& i) {
-          return WorkOf(i.op) == Work::kCompute;
-        }));
+    compute += static_cast<size_t>(std::ranges::count_if(
+        program, [](const Instruction& i) { return WorkOf(i.op) == Work::kCompute; }));
   }
   CHECK(groups == compute);
-  CHECK(svg.find("a&lt;b&amp;c") != std::string::npos);
-  CHECK(svg.find("a<b") == std::string::npos);
+  CHECK(Contains(svg, "a&lt;b&amp;c"));
+  CHECK(!Contains(svg, "a<b"));
 }
 
 TEST_CASE("steps of a ruler are 1 or 2 or 5 times a power of ten") {

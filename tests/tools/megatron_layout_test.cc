@@ -35,7 +35,7 @@ std::map<std::string, std::string> Arguments(const std::string& text) {
     const size_t space = line.find(' ');
     REQUIRE(space != std::string::npos);
     std::string value = line.substr(space + 1);
-    // As a shell reads it.
+    // Unquotes like a shell.
     if (value.starts_with('\'')) {
       REQUIRE(value.ends_with('\''));
       value = value.substr(1, value.size() - 2);
@@ -46,7 +46,7 @@ std::map<std::string, std::string> Arguments(const std::string& text) {
   return arguments;
 }
 
-/// What stands before each "*n" as often as it says: first (...)*n, then x*n.
+/// Repeats the text before each "*n" as often as it says: first (...)*n, then x*n.
 std::string Unrolled(std::string text) {
   for (const bool groups : {true, false}) {
     for (size_t star; (star = text.find(groups ? ")*" : "*")) != std::string::npos;) {
@@ -77,7 +77,7 @@ std::vector<std::string> Stages(const std::string& layout) {
   return stages;
 }
 
-/// What Megatron-LM asserts of a layout (validate_layer_layout).
+/// Assertions of Megatron-LM about a layout (validate_layer_layout).
 void CheckRules(const std::map<std::string, std::string>& arguments, int ranks) {
   const std::vector<std::string> stages = Stages(arguments.at("--pipeline-model-parallel-layout"));
   REQUIRE(stages.size() % static_cast<size_t>(ranks) == 0);
@@ -86,7 +86,7 @@ void CheckRules(const std::map<std::string, std::string>& arguments, int ranks) 
   CHECK(flat.find_first_not_of("EtmL") == std::string::npos);
   CHECK(flat.front() == 'E');
   CHECK(flat.back() == 'L');
-  const auto count = [&](char c) { return std::count(flat.begin(), flat.end(), c); };
+  const auto count = [&](char c) { return std::ranges::count(flat, c); };
   CHECK(count('E') == 1);
   CHECK(count('L') == 1);
   CHECK(std::to_string(count('t')) == arguments.at("--num-layers"));
@@ -95,7 +95,7 @@ void CheckRules(const std::map<std::string, std::string>& arguments, int ranks) 
   CHECK(std::to_string(count('m')) == arguments.at("--mtp-num-layers"));
   CHECK(flat.rfind('t') < flat.find('m'));
   for (size_t s = 0; s < stages.size(); ++s) {
-    const auto here = std::count(stages[s].begin(), stages[s].end(), 'm');
+    const auto here = std::ranges::count(stages[s], 'm');
     if (s + static_cast<size_t>(ranks) < stages.size()) CHECK(here == 0);
     CHECK((here == 0 || here == count('m')));
   }
@@ -178,9 +178,7 @@ TEST_SUITE("unit") {
       for (const int chunks : {1, 2, 5}) {
         if (ranks == 1 && chunks > 1) continue;
         for (const int layers : {ranks * chunks, ranks * chunks + 1, 7 * ranks * chunks - 1, 126}) {
-          CAPTURE(ranks);
-          CAPTURE(chunks);
-          CAPTURE(layers);
+          CAPTURES(ranks, chunks, layers);
           const Plan plan = chunks == 1 ? Order("1f1b", ranks, 2 * ranks)
                                         : Order("interleaved-1f1b", ranks, 2 * ranks, chunks);
           const auto arguments = Arguments(WriteMegatronLayout(plan, std::to_string(layers)));
@@ -192,7 +190,7 @@ TEST_SUITE("unit") {
           CHECK(stages.back().ends_with('L'));
           size_t total = 0;
           for (const std::string& stage : stages) {
-            const auto t = static_cast<size_t>(std::count(stage.begin(), stage.end(), 't'));
+            const auto t = static_cast<size_t>(std::ranges::count(stage, 't'));
             const size_t ends =
                 size_t{&stage == &stages.front()} + size_t{&stage == &stages.back()};
             CHECK(t + ends == stage.size());
@@ -237,7 +235,7 @@ TEST_SUITE("unit") {
       std::shuffle(cuts.begin(), cuts.end(), random);
       cuts.resize(static_cast<size_t>(stages - 1));
       cuts.push_back(all);
-      std::sort(cuts.begin(), cuts.end());
+      std::ranges::sort(cuts);
       PartitionChoice& partition = spec.partition.emplace();
       partition.kind = PartitionChoice::Kind::kList;
       std::adjacent_difference(cuts.begin(), cuts.end(), std::back_inserter(partition.layers));
@@ -248,8 +246,7 @@ TEST_SUITE("unit") {
       } catch (const Error& error) {
         // Its rules for MTP are about stages.
         REQUIRE(mtp > 0);
-        CHECK(std::string(error.what()).find("multi-token prediction must be in") !=
-              std::string::npos);
+        CHECK(Contains(std::string(error.what()), "multi-token prediction must be in"));
         continue;
       }
       CAPTURE(text);
@@ -283,7 +280,7 @@ TEST_SUITE("unit") {
     const auto arguments = Arguments(WriteMegatronLayout(plan, {}));
     CHECK(arguments.at("--global-batch-size") == std::to_string(19 * 8));
     CHECK(arguments.at("--expert-model-parallel-size") == "2");
-    // What the costs were made for comes along: 8 devices a rank, 4 of which share a micro-batch.
+    // The setup of the costs comes along: 8 devices a rank, 4 of which share a micro-batch.
     plan.expert_parallel = 8;
     plan.costs = UniformCosts(1, 1, 1);
     plan.costs->parallel = {.tp = 2, .cp = 2, .ep = 8, .etp = 1};
@@ -346,7 +343,7 @@ TEST_SUITE("unit") {
     CHECK(why(plan) == differ);
     CHECK(why(plan, "42") == differ);
     CHECK(why(plan, "10,11x2,10") == "accepted");
-    // What the costs say holds.
+    // The costs decide.
     plan.costs->partition = {3, 2, 2, 2};
     plan.costs->partition_of = {{"embedding", 1}, {"block", 7}, {"head", 1}};
     CHECK(why(plan, "7") == "accepted");

@@ -59,7 +59,7 @@ int Count(const std::string& text, const std::string& part) {
   return count;
 }
 
-/// What every form says of a plan that is not sound.
+/// Messages of every form about a plan that is not sound.
 void CheckBroken(const Plan& plan, const CostModel& costs, std::map<std::string, int>* seen) {
   if (Verify(plan).empty() || !FindStandstill(plan)) return;
   const std::optional<BrokenRun> run = RunBroken(plan, costs, "mutant");
@@ -82,10 +82,10 @@ void CheckBroken(const Plan& plan, const CostModel& costs, std::map<std::string,
   const Explanation explanation = ExplainBroken(plan, costs, broken);
   const std::string text = WriteExplanation(explanation);
   const Json json = ExplanationToJson(explanation);
-  CHECK(html.find("\"check\":\"" + broken.findings[0].check + "\"") != std::string::npos);
-  CHECK(svg.find(EscapeMarkup(first)) != std::string::npos);
-  CHECK(grid.find("\n" + first) != std::string::npos);
-  CHECK(text.find("\n  " + first) != std::string::npos);
+  CHECK(Contains(html, "\"check\":\"" + broken.findings[0].check + "\""));
+  CHECK(Contains(svg, EscapeMarkup(first)));
+  CHECK(Contains(grid, "\n" + first));
+  CHECK(Contains(text, "\n  " + first));
   CHECK(json["findings"].size() == broken.findings.size());
   CHECK(json["findings"][0]["check"] == broken.findings[0].check);
 
@@ -109,8 +109,8 @@ void CheckBroken(const Plan& plan, const CostModel& costs, std::map<std::string,
     const auto rank = static_cast<size_t>(at.rank), index = static_cast<size_t>(at.index);
     CHECK(timeline.ranks[rank][index] == Span{-1, -1});
     const std::string standing = ToString(plan.programs[rank][index]);
-    CHECK(svg.find("at " + standing) != std::string::npos);
-    CHECK(text.find(std::to_string(at.index) + " (" + standing + ")") != std::string::npos);
+    CHECK(Contains(svg, "at " + standing));
+    CHECK(Contains(text, std::to_string(at.index) + " (" + standing + ")"));
     CHECK(json["ranks"][rank]["stands"]["index"] == at.index);
     CHECK(json["ranks"][rank]["stands"]["on_rank"] == at.on_rank);
   }
@@ -120,7 +120,7 @@ void CheckBroken(const Plan& plan, const CostModel& costs, std::map<std::string,
 
   for (int r = 0; r < plan.ranks; ++r) {
     const auto rank = static_cast<size_t>(r);
-    // What never runs has a rank that stands, and all idle time up to there a cause.
+    // An instruction that never runs has a rank that stands, and all idle time up to there a cause.
     const bool all = std::ranges::count(timeline.ranks[rank], Span{-1, -1}) == 0;
     CHECK((all || json["ranks"][rank].contains("stands")));
     Time idle = 0;
@@ -133,7 +133,7 @@ void CheckBroken(const Plan& plan, const CostModel& costs, std::map<std::string,
     const int size = static_cast<int>(plan.program(r).size());
     for (int i = 0; i < size; i += 1 + size / 4) {
       const bool never = timeline.ranks[rank][static_cast<size_t>(i)].start < 0;
-      CHECK((WriteStart(explanation, {r, i}).find("never runs") != std::string::npos) == never);
+      CHECK((Contains(WriteStart(explanation, {r, i}), "never runs")) == never);
     }
   }
 }
@@ -143,11 +143,9 @@ TEST_SUITE("unit") {
     const Plan plan = Components("1f1b", 1, 1, SmallCosts());
     const std::string grid = DrawGrid(PictureOf(plan), {.width = 100});
     CAPTURE(grid);
-    CHECK(grid.find("rank 0 compute    AF0.0 ......MF0.0 ............MB0.0 ") != std::string::npos);
-    CHECK(grid.find("       all-to-all ......DF0.0 ......CF0.0 CB0.0 ......DB0.0 ") !=
-          std::string::npos);
-    CHECK(grid.find("AF3.1 is ATTN_F of micro-batch 3 in layer 1 of its stage") !=
-          std::string::npos);
+    CHECK(Contains(grid, "rank 0 compute    AF0.0 ......MF0.0 ............MB0.0 "));
+    CHECK(Contains(grid, "       all-to-all ......DF0.0 ......CF0.0 CB0.0 ......DB0.0 "));
+    CHECK(Contains(grid, "AF3.1 is ATTN_F of micro-batch 3 in layer 1 of its stage"));
   }
 
   TEST_CASE("the rows of a rank are busy as long as its figures say") {
@@ -180,9 +178,8 @@ TEST_SUITE("unit") {
     int64_t expected = 0;
     for (const Picture::Row& row : whole.rows) {
       if (row.rank != 2) continue;
-      expected += std::count_if(row.boxes.begin(), row.boxes.end(), [&](const Box& box) {
-        return box.end > view.from && box.start < *view.to;
-      });
+      expected += std::ranges::count_if(
+          row.boxes, [&](const Box& box) { return box.end > view.from && box.start < *view.to; });
     }
     CHECK(BoxCount(part) == expected);
     CHECK(expected < BoxCount(whole));
@@ -233,9 +230,7 @@ TEST_SUITE("unit") {
         Plan sound = GeneratePlan(MakeSpec(schedule, 4, 8, costs));
         if (level != Level::kCompute) sound = Lower(std::move(sound), costs, {.target = level});
         for (const Mutant& mutant : MakeMutants(sound, 40, 5)) {
-          CAPTURE(schedule);
-          CAPTURE(mutant.name);
-          CAPTURE(mutant.what);
+          CAPTURES(schedule, mutant.name, mutant.what);
           // The costs are of plans with so many layers.
           if (mutant.plan.layers == sound.layers) CheckBroken(mutant.plan, costs, &seen);
         }
@@ -255,19 +250,18 @@ TEST_SUITE("unit") {
     for (size_t at = 0; (at = svg.find("<rect class=\"box ", at)) != std::string::npos; ++boxes) {
       at += 17;
       const std::string kind = svg.substr(at, svg.find('"', at) - at);
-      CHECK_MESSAGE(svg.find("." + kind + " { fill") != std::string::npos, kind);
+      CHECK_MESSAGE(Contains(svg, "." + kind + " { fill"), kind);
     }
     CHECK(boxes > BoxCount(PictureOf(plan)));  // and the legend
     for (const char* kind : {"ATTN_F", "ATTN_B", "ATTN_W", "DISPATCH_F", "COMBINE_B"}) {
       for (const char* side : {"0", "1"}) {
-        CHECK(svg.find("<rect class=\"box " + std::string(kind) + side + "\"") !=
-              std::string::npos);
-        CHECK(svg.find("." + std::string(kind) + side + " {") != std::string::npos);
+        CHECK(Contains(svg, "<rect class=\"box " + std::string(kind) + side + "\""));
+        CHECK(Contains(svg, "." + std::string(kind) + side + " {"));
       }
     }
     for (const char* color :
          {"221m", "215m", "117m", "74m", "146m", "103m", "180m", "173m", "116m", "73m"}) {
-      CHECK(grid.find(";" + std::string(color)) != std::string::npos);
+      CHECK(Contains(grid, ";" + std::string(color)));
     }
   }
 }

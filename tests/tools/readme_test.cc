@@ -1,4 +1,4 @@
-// What the READMEs name: every file and folder in backticks, and the target of every link, exists.
+// Names in the READMEs: every file and folder in backticks, and the target of every link, exists.
 // That their examples are true is checked by transcript_test.
 
 #include <doctest/doctest.h>
@@ -9,6 +9,8 @@
 #include <set>
 #include <string>
 #include <vector>
+
+#include "tests/support/failure.h"
 
 namespace contraflow::readme_test {
 namespace {
@@ -94,7 +96,7 @@ TEST_SUITE("unit") {
         CHECK_MESSAGE(Exists(folder, name), name << " is not there");
       }
       for (const std::string& target : Matches(readme, link)) {
-        if (target.find("://") != std::string::npos) continue;
+        if (Contains(target, "://")) continue;
         CHECK_MESSAGE(fs::exists(folder / target), target << " is not there");
       }
     }

@@ -81,8 +81,7 @@ TEST_SUITE("unit") {
         if (key != "total") total += value.get<int64_t>();
       }
       CHECK(memory["total"] == total);
-      CHECK(MemoryTable(MakeReport(plan, *plan.costs)).find(FormatCount(total)) !=
-            std::string::npos);
+      CHECK(Contains(MemoryTable(MakeReport(plan, *plan.costs)), FormatCount(total)));
     }
   }
 
@@ -147,9 +146,9 @@ TEST_SUITE("unit") {
     // Ranks 0 and 1 do the same in both.
     REQUIRE(more.ranks.size() == 1);
     CHECK(more.ranks[0].rank == 2);
-    CHECK(more.ranks[0].instructions.find("+F s2 m0") != std::string::npos);
+    CHECK(Contains(more.ranks[0].instructions, "+F s2 m0"));
     REQUIRE(fewer.ranks.size() == 1);
-    CHECK(fewer.ranks[0].instructions.find("-F s2 m0") != std::string::npos);
+    CHECK(Contains(fewer.ranks[0].instructions, "-F s2 m0"));
   }
 
   TEST_CASE("two plans are compared by the rank of each that holds most") {
@@ -214,8 +213,7 @@ TEST_SUITE("unit") {
     slower.stages[1] = {.f = 20, .b = 20, .w = 20, .bw = 40, .fb = 60};
     const Explanation was = ExplainRun(plan, costs, Simulate(plan, costs));
     const Explanation is = ExplainRun(plan, slower, Simulate(plan, slower));
-    CHECK(CompareRuns(was, is).find("slowest against the prediction: rank 1\n") !=
-          std::string::npos);
+    CHECK(Contains(CompareRuns(was, is), "slowest against the prediction: rank 1\n"));
   }
 
   TEST_CASE("the formula that all plans of a file must keep is kept with limits of their own") {

@@ -29,7 +29,7 @@ std::string WhyNot(const Spec& spec) {
   return Failure([&] { Compile(spec); });
 }
 
-/// Nothing where the schedule itself does not take the shape.
+/// Returns nothing where the schedule itself does not take the shape.
 std::optional<Plan> CompileIfTaken(const Spec& spec) {
   try {
     return Compile(spec);
@@ -70,10 +70,7 @@ TEST_SUITE("unit") {
         for (const int ranks : {1, 2, 3, 4}) {
           for (const int microbatches : {1, 3, 8}) {
             Spec spec = Shape(schedule->name, ranks, microbatches, target);
-            CAPTURE(schedule->name);
-            CAPTURE(ranks);
-            CAPTURE(microbatches);
-            CAPTURE(Name(target));
+            CAPTURES(schedule->name, ranks, microbatches, Name(target));
             const bool taken = RejectTarget(spec).empty();
             if (taken) {
               const std::optional<Plan> plan = CompileIfTaken(spec);
@@ -81,7 +78,7 @@ TEST_SUITE("unit") {
               plans += plan ? 1 : 0;
             } else {
               spec.target = Target::kAny;
-              // Of one micro-batch all orders are that of 1F1B.
+              // All orders of one micro-batch are that of 1F1B.
               if (microbatches > 1 && schedule->reject(spec).empty())
                 CHECK_FALSE(Exports(Compile(spec), target));
             }
@@ -96,8 +93,7 @@ TEST_SUITE("unit") {
     int mixed = 0;
     for (const Placement placement : {Placement::kLinear, Placement::kV, Placement::kInterleaved}) {
       for (const int ranks : {2, 3}) {
-        CAPTURE(Name(placement));
-        CAPTURE(ranks);
+        CAPTURES(Name(placement), ranks);
         Spec spec = Shape("auto", ranks, 3, Target::kAny);
         spec.costs.microbatch_scale = {2, 0.5, 3};
         spec.search.placement = placement;
@@ -157,18 +153,18 @@ TEST_SUITE("unit") {
     const RecomputedCells cells(plan);
     for (int s = 0; s < plan.stages; ++s) CHECK(cells.HasStage(s));
     spec.memory_limit = 900;
-    CHECK(WhyNot(spec).find("`memory_limit`") != std::string::npos);
+    CHECK(Contains(WhyNot(spec), "`memory_limit`"));
   }
 
   TEST_CASE("target: where nothing that it runs is possible, each says why") {
     CHECK(WhyNot(Shape("auto", 3, 8, Target::kDualPipe)) == "accepted");
     const std::string why = WhyNot(Shape("auto", 3, 2, Target::kDualPipe));
-    CHECK(why.find("dualpipe needs an even number of ranks") != std::string::npos);
-    CHECK(why.find("; dualpipe-v ") != std::string::npos);
+    CHECK(Contains(why, "dualpipe needs an even number of ranks"));
+    CHECK(Contains(why, "; dualpipe-v "));
     Spec spec = Shape("auto", 4, 8, Target::kDualPipe);
     spec.search.placement = Placement::kBidirectional;
     spec.memory_limit = 4;
-    CHECK(WhyNot(spec).find("take auto without `for`, which fits") != std::string::npos);
+    CHECK(Contains(WhyNot(spec), "take auto without `for`, which fits"));
   }
 
   TEST_CASE("target: conflicts") {

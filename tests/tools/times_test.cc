@@ -53,7 +53,7 @@ TEST_SUITE("unit") {
       ((*costs.moe).*component.times).assign(2, 10'000);
     }
     const Plan plan = Compile(MakeSpec("1f1b", 1, 3, costs), {.level = Level::kComponent});
-    // As a CPU runs them.
+    // Timeline of a CPU.
     Timeline step = Simulate(plan, *plan.costs).timeline;
     Time now = 0, exchanges = 0;
     for (size_t i = 0; i < plan.programs[0].size(); ++i) {

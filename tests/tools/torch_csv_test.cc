@@ -166,14 +166,14 @@ TEST_SUITE("unit") {
       CHECK(ReadTorchCsv(old, "old.csv", &notes).programs == ReadTorchCsv(csv, "new.csv").programs);
       REQUIRE(!notes.notes.empty());
       CHECK(notes.notes[0].starts_with("old.csv: B is read as the input gradient"));
-      CHECK((split || old.find("BW") != std::string::npos));
+      CHECK((split || Contains(old, "BW")));
     }
     CHECK(WhyNot("0F0,0B0,0F1,0B1,0W0")
               .ends_with(
                   "weight gradient of stage 0 for micro-batch 1; every stage runs all 2 "
                   "micro-batches; B is read as the input gradient and BW as the full backward, as "
                   "PyTorch wrote them before December 2024, since it has W or BW and no I"));
-    CHECK(WhyNot("0F0,0BW0,0F1,0I1,0W1").find("\"0I1\": is not an action") != std::string::npos);
+    CHECK(Contains(WhyNot("0F0,0BW0,0F1,0I1,0W1"), "\"0I1\": is not an action"));
   }
 
   TEST_CASE("torch csv: rows as Python prints lists") {
@@ -362,7 +362,7 @@ TEST_SUITE("unit") {
     const Plan plan = ReadTorchCsv("0F0,0F1,0B0,0B1\n1F1,1F0,1B1,1B0\n", "s.csv");
     CHECK(FindingsText(plan) == "");
     const Plan stuck = ReadTorchCsv("2F0,2B0,0F0,0B0\n1F0,1B0\n", "s.csv");
-    CHECK(FindingsText(stuck).find("deadlock") != std::string::npos);
+    CHECK(Contains(FindingsText(stuck), "deadlock"));
   }
 
   TEST_CASE("torch csv: what cannot be written") {

@@ -52,16 +52,16 @@ std::vector<std::string> Expected(const Program& program) {
 
 bool IsExtra(const std::string& cell) {
   for (const char* word : {"SHARD", "WAIT_", "REDUCE_GRAD"}) {
-    if (cell.find(word) != std::string::npos) return true;
+    if (Contains(cell, word)) return true;
   }
   return false;
 }
 
-/// What a release of PyTorch wants beside the messages.
+/// Fields that a release of PyTorch wants beside the messages.
 void CheckExtras(const std::vector<std::string>& row) {
   const auto at = [&](const std::string& cell) {
-    CHECK(std::count(row.begin(), row.end(), cell) == 1);
-    return std::find(row.begin(), row.end(), cell);
+    CHECK(std::ranges::count(row, cell) == 1);
+    return std::ranges::find(row, cell);
   };
   for (const std::string& cell : row) {
     const size_t digits = cell.find_first_not_of("0123456789");
@@ -109,8 +109,7 @@ TEST_SUITE("unit") {
           if (!schedule->reject(spec).empty()) continue;
           const Plan plan = Compiled(spec);
           if (plan.routes.size() > 1) continue;
-          CAPTURE(schedule->name);
-          CAPTURE(ranks);
+          CAPTURES(schedule->name, ranks);
           const auto rows = SplitTorchCsv(Written(plan));
           REQUIRE(rows.size() == plan.programs.size());
           for (size_t r = 0; r < rows.size(); ++r) {
@@ -186,18 +185,16 @@ TEST_SUITE("unit") {
   TEST_CASE(
       "torchtitan: two stages of one rank are a loop; no character of a name ends its string") {
     const Plan loop = GeneratePlan(Shape("interleaved-1f1b", 1, 4));
-    CHECK(WriteTorchtitan(loop, "run.csv", "5", "flags").find("Interleaved1F1B\n") !=
-          std::string::npos);
+    CHECK(Contains(WriteTorchtitan(loop, "run.csv", "5", "flags"), "Interleaved1F1B\n"));
     const std::string python = WriteTorchtitan(loop, "a\x7f\"\n.csv", "5", "python");
-    CHECK(python.find("= \"a\\u007f\\\"\\u000a.csv\"\n") != std::string::npos);
+    CHECK(Contains(python, "= \"a\\u007f\\\"\\u000a.csv\"\n"));
   }
 
   TEST_CASE("torchtitan: checkpoints all where every stage is recomputed whole, and else nothing") {
     const Plan order = GeneratePlan(Shape("1f1b", 2, 2));
     const auto full = [&](const std::vector<RecomputedStage>& stages) {
       const Plan plan = RecomputeStages(order, stages);
-      const bool python =
-          WriteTorchtitan(plan, "run.csv", "5", "python").find("FullAC") != std::string::npos;
+      const bool python = Contains(WriteTorchtitan(plan, "run.csv", "5", "python"), "FullAC");
       const bool flags = WriteTorchtitan(plan, "run.csv", "5", "flags")
                              .ends_with("\nactivation-checkpoint:full\n");
       const bool toml = WriteTorchtitan(plan, "run.csv", "5", "toml")

@@ -11,6 +11,7 @@
 
 #include "compiler/plan/error.h"
 #include "compiler/verify/verify.h"
+#include "tests/support/failure.h"
 #include "tests/support/queue_run.h"
 #include "tests/support/torch_rows.h"
 #include "tools/interop/interop.h"
@@ -20,7 +21,7 @@ namespace {
 
 bool IsReduction(const std::string& cell) { return cell.ends_with("GRAD"); }
 bool IsTransfer(const std::string& cell) {
-  return cell.find("SEND") != std::string::npos || cell.find("RECV") != std::string::npos;
+  return Contains(cell, "SEND") || Contains(cell, "RECV");
 }
 
 /// One to three cells dropped, repeated or moved; most of them messages and waits moved a little.

@@ -11,7 +11,7 @@ fail() {
   exit 1
 }
 sed -n '/^```yaml/,/^```$/p' "$sources/tools/README.md" | sed '/^```/d' >"$work/workflow.yml"
-# Where PyYAML is there, the steps are those that it reads.
+# If PyYAML is there, the steps are those that it reads.
 sed -n 's/^ *- run: //p' "$work/workflow.yml" >"$work/commands"
 [ "$(wc -l <"$work/commands")" -ge 4 ] || fail "the README has no workflow with commands"
 if python3 -c 'import yaml' 2>/dev/null; then
@@ -45,7 +45,7 @@ while read -r command; do
   [ "$ran" -eq 0 ] || fail "exit code $ran of: $command"
 done <"$work/commands"
 grep -q '<testsuite name="plans/one.json" tests="2" failures="0"' junit.xml || fail "no JUnit report"
-# What it builds is there to be built.
+# The targets that it builds are there to be built.
 sed -n 's/^cmake.*--preset \([a-z]*\).*/\1/p' "$work/calls" >"$work/presets"
 [ -s "$work/presets" ] || fail "cmake was not called with a preset"
 while read -r preset; do

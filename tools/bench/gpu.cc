@@ -23,7 +23,7 @@ namespace {
 
 constexpr int kExitSkipped = 77;
 
-/// What can be measured on its own.
+/// Part that can be measured on its own.
 struct Part {
   std::string name;
   std::function<void(const std::function<void(Figure)>& add)> measure;

@@ -16,7 +16,7 @@ constexpr size_t kAlignment = 256;
 // Larger than the caches would only take longer to make.
 constexpr int64_t kPoolValues = int64_t{1} << 20;
 constexpr int kMostRounds = 5;
-// Of the event clock; what is shorter is repeated until it is longer.
+// Resolution of the event clock; a shorter time is repeated until it is longer.
 constexpr double kClockSeconds = 2e-6;
 
 }  // namespace

@@ -18,7 +18,7 @@
 
 namespace contraflow {
 
-/// What the kernels are measured on.
+/// Sizes on which the kernels are measured.
 struct BenchSizes {
   int tokens, width, heads, head_width;
   int sequence;  ///< of attention; divides tokens
@@ -113,7 +113,7 @@ void MeasureEnds(GpuBench* bench);
 void MeasureOptimizer(GpuBench* bench);
 void MeasureHost(GpuBench* bench);
 
-/// What one process can measure on its own.
+/// Kernels that one process can measure on its own.
 struct KernelFamily {
   const char* name;
   void (*measure)(GpuBench* bench);

@@ -108,7 +108,7 @@ void MeasureMatmul(GpuBench* bench, const std::string& name, const gpu::MatmulSh
   const double operations = 2.0 * shape.m * shape.n * shape.k * 1e-12;
   double best = seconds_of(0);
   bench->Add({name, operations / best, "TFLOP/s", target});
-  // What is lost by cublasLt's estimate of which is the fastest.
+  // Loss by cublasLt's estimate of which is the fastest.
   const int candidates = gpu::Matmuls(bench->stream().sms).Candidates(shape);
   for (int i = 1; i < candidates; ++i) best = std::min(best, seconds_of(i));
   bench->Add({name + ", the fastest candidate", operations / best, "TFLOP/s", target});
@@ -197,7 +197,7 @@ void MeasureExperts(GpuBench* bench) {
                                o.dgate_up, o.ddown);
   });
 
-  // What it has to be better than, on equally many rows for each expert.
+  // The reference that it has to be better than, on equally many rows for each expert.
   std::vector<int32_t> even;
   for (int e = 0; e <= n.experts; ++e) even.push_back(e * (o.sizes.most_rows / n.experts));
   const int32_t* first = bench->Integers(even);

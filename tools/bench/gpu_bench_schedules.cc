@@ -45,7 +45,7 @@ struct Measured {
   double time() const { return static_cast<double>(times[times.size() / 2]); }
 };
 
-/// Nothing need be on the machine.
+/// The text need not be on the machine.
 Dataset RandomBytes() {
   Dataset dataset;
   dataset.name = "random bytes";
@@ -207,15 +207,14 @@ void MeasureOverlap(const NewGpu& new_gpu, ScheduleSizes sizes,
 }  // namespace
 
 ScheduleSizes ScheduleSizes::Full() {
-  Model model;
-  model.name = "bench";
-  model.width = 2048;
-  model.heads = 16;
-  model.experts = 8;
-  model.top_k = 2;
-  model.expert_width = 2048;
-  model.sequence = 2048;
-  model.batch = 2;
+  Model model = {.name = "bench",
+                 .width = 2048,
+                 .heads = 16,
+                 .experts = 8,
+                 .top_k = 2,
+                 .expert_width = 2048,
+                 .sequence = 2048,
+                 .batch = 2};
   std::vector<Run> runs;
   for (const Shape& shape : {Shape{4, 16, 1}, Shape{8, 16, 1}, Shape{4, 8, 1}}) {
     for (const char* schedule : {"dualpipe", "zb-1p", "1f1b"}) runs.push_back({schedule, shape});
@@ -224,15 +223,14 @@ ScheduleSizes ScheduleSizes::Full() {
 }
 
 ScheduleSizes ScheduleSizes::Tiny() {
-  Model model;
-  model.name = "tiny bench";
-  model.width = 8;
-  model.heads = 1;
-  model.experts = 2;
-  model.top_k = 1;
-  model.expert_width = 8;
-  model.sequence = 4;
-  model.batch = 1;
+  Model model = {.name = "tiny bench",
+                 .width = 8,
+                 .heads = 1,
+                 .experts = 2,
+                 .top_k = 1,
+                 .expert_width = 8,
+                 .sequence = 4,
+                 .batch = 1};
   return {model, {{"dualpipe", {2, 4, 1}}}, {2, 4, 2}, 1};
 }
 
@@ -292,7 +290,7 @@ Hiding HidingOf(const Program& program, const std::vector<Span>& spans) {
     found = true;
   }
   hiding.window = end - begin;
-  // Of a lane in the window, without overlaps (a lane is in order), ascending.
+  // Spans of a lane in the window, without overlaps (a lane is in order), ascending.
   const auto lane = [&](Lane wanted) {
     std::vector<Span> busy;
     for (size_t i = 0; i < program.size(); ++i) {

@@ -131,8 +131,8 @@ void MeasureOptimizer(GpuBench* bench) {
   });
 }
 
-/// What it costs the host to give an instruction to a stream, alone and with the events of a hop
-/// between two streams, and to replay the same as a graph.
+/// Time of the host to give an instruction to a stream, alone and with the events of a hop between
+/// two streams, and to replay the same as a graph.
 void MeasureHost(GpuBench* bench) {
   Gpu& gpu = bench->gpu();
   const int hops = bench->sizes().seconds > 0 ? 2000 : 20;
@@ -187,7 +187,7 @@ void MeasureHost(GpuBench* bench) {
   gpu.Synchronize();
   add("a hop in a replayed graph", Since(start), hops, 2);
 
-  // What bounds a virtual link: its CTAs.
+  // The bound of a virtual link: its CTAs.
   bench->Reset();
   const int64_t bytes =
       std::min<int64_t>(int64_t{64} << 20, static_cast<int64_t>(bench->sizes().arena_bytes / 8));

@@ -105,9 +105,8 @@ class Selection {
   void Add(std::string group, std::string name, const Plan& frame, const CostModel& costs,
            double limit, const char* published = "") {
     if (!options_.Takes(group + " " + name)) return;
-    instances.push_back(
-        {std::move(group), std::move(name), frame, costs, static_cast<int64_t>(limit), published});
-    instances.back().frame.programs.assign(static_cast<size_t>(frame.ranks), {});
+    instances.push_back({std::move(group), std::move(name), FrameOf(frame), costs,
+                         static_cast<int64_t>(limit), published});
   }
 
   /// Stages of one route, a rank each, in multiples of 1F1B's memory.

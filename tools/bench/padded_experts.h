@@ -8,9 +8,9 @@
 
 namespace contraflow::gpu {
 
-/// What kernels/gpu/experts.h computes, by cublasLt's batched products instead of our own kernel:
-/// for the layout in which every expert has equally many rows, most_rows / experts, whether tokens
-/// fill them or not. What the grouped kernel is compared with, in results and in time.
+/// Products of kernels/gpu/experts.h by cublasLt's batched products instead of our own kernel: for
+/// the layout in which every expert has equally many rows, most_rows / experts, whether tokens fill
+/// them or not. The grouped kernel is compared with it, in results and in time.
 class PaddedExperts {
  public:
   /// Chooses the products for `sms` SMs. Throws GpuError if most_rows, which is at least 1, is no

@@ -28,10 +28,10 @@ namespace {
 
 constexpr int kExitSkipped = 77;
 constexpr int kRounds = 5;
-// What fits the buffers of a connection, and what does not.
+// Sizes that fit the buffers of a connection, and one that does not.
 constexpr std::array<size_t, 3> kBytes = {4096, size_t{1} << 20, size_t{16} << 20};
 
-/// What a rank tells its parent.
+/// Report of a rank to its parent.
 struct Result {
   double init = 0;                                 ///< seconds
   std::array<double, kBytes.size()> seconds = {};  ///< the best of the rounds
@@ -168,7 +168,7 @@ int Run(int ranks, const std::string& json) {
     const pid_t child = fork();
     if (child < 0) throw Error("no process can be made");
     if (child == 0) {
-      // Nothing of CUDA or NCCL is taken down, which could wait for the others.
+      // No state of CUDA or NCCL is taken down, which could wait for the others.
       const int code = RunMain("probe_nccl", [&] { return RunRank(rank, ids, results[1]); });
       std::fflush(stdout);
       _exit(code);

@@ -14,7 +14,7 @@ class App;
 
 namespace contraflow {
 
-/// What `contraflow compare` is asked to compare, as the user wrote it.
+/// Request of `contraflow compare`, as the user wrote it.
 struct CompareFlags {
   int ranks = 0, chunks = 0, data_parallel = 1, expert_parallel = 0;
   std::string microbatches, memory_limit;  ///< one each, or lists

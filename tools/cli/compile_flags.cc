@@ -21,7 +21,7 @@ namespace {
 
 Spec SpecOf(const CompileFlags& flags, const CostModel& costs) {
   std::optional<PartitionChoice> partition = ReadPartition(flags.partition, costs);
-  // As compare has it.
+  // Like compare.
   if (!partition && flags.schedule == kAuto.name) partition.emplace();
   return {.schedule = flags.schedule,
           .ranks = flags.ranks,

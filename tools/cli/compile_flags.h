@@ -13,7 +13,7 @@ class App;
 
 namespace contraflow {
 
-/// What `contraflow compile` is asked for, as the user wrote it.
+/// Request of `contraflow compile`, as the user wrote it.
 struct CompileFlags {
   std::string schedule;
   int ranks = 0, microbatches = 0, chunks = 0, data_parallel = 1, expert_parallel = 0;

@@ -36,7 +36,7 @@ struct NamedCommand {
 
 bool HasCommands(const CLI::App& app) { return !app.get_subcommands(nullptr).empty(); }
 
-/// Those of a program, each before its own; of one without any it is itself one, of no words.
+/// Commands of a program, each before its own; of one without any it is itself one, of no words.
 std::vector<NamedCommand> CommandsOf(const CLI::App& program) {
   if (!HasCommands(program)) return {{"", &program}};
   std::vector<NamedCommand> commands;

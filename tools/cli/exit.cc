@@ -114,7 +114,7 @@ void Complain(std::string_view program, const ExitError& error) {
   std::string line = std::string(program) + ": error: " + error.text;
   if (const std::optional<int> width = TerminalWidth(STDERR_FILENO)) line = Wrapped(line, *width);
   line += '\n';
-  // Who has stopped reading keeps no program from its end.
+  // A reader who has stopped keeps no program from its end.
   pollfd room{STDERR_FILENO, POLLOUT, 0};
   if (poll(&room, 1, 2000) != 0) std::fwrite(line.data(), 1, line.size(), stderr);
 }
@@ -137,7 +137,7 @@ int RunMain(std::string_view program, int argc, char** argv,
   std::signal(SIGPIPE, SIG_DFL);
   // Writing more than `ulimit -f` allows is an error like a full disk.
   std::signal(SIGXFSZ, SIG_IGN);
-  // What ends a program without a chance to clean up, such as no memory where nothing may throw.
+  // Name for an end without a chance to clean up, such as no memory where nothing may throw.
   static std::string_view name;
   name = program;
   std::set_terminate([] { EndAtOnce(name, std::current_exception()); });

@@ -44,7 +44,7 @@ void KnowOptions(const CLI::App& app);
 /// Returns the field of a flag as texts name it: "`memory_limit`" of "--memory-limit".
 std::string FieldOf(std::string_view flag);
 
-/// What `read` makes of the value of an option. An Error of it is a UsageError.
+/// Returns the result of `read` for the value of an option. An Error of it is a UsageError.
 template <typename Read>
 auto ReadOption(Read read) {
   try {
@@ -54,7 +54,7 @@ auto ReadOption(Read read) {
   }
 }
 
-/// What a tool says of an exception that ends it, and its exit code.
+/// Message of a tool about an exception that ends it, and its exit code.
 struct ExitError {
   std::string text;
   int code = kExitBug;

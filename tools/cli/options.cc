@@ -102,7 +102,8 @@ CLI::Validator OneOf(const std::string& known) {
   return {read, ""};
 }
 
-/// What nothing took of the words: "unknown option "--rnaks" (did you mean "--ranks"?)"; or "".
+/// Returns the words that nothing took: "unknown option "--rnaks" (did you mean "--ranks"?)"; or
+/// "".
 std::string DescribeLeftOver(const CLI::App& app) {
   std::vector<std::string> names;
   for (const CLI::Option* option : app.get_options()) {

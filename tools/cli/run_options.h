@@ -58,8 +58,8 @@ std::optional<double> HeldOut(const RunOptions& options);
 /// Seconds of an option, rounded up.
 std::chrono::milliseconds Milliseconds(double seconds);
 
-/// Nothing if the words ask for help or the version, which was printed. Throws UsageError if they
-/// cannot be read, have a value that an option does not take, or do not go together.
+/// Returns nothing if the words ask for help or the version, which was printed. Throws UsageError
+/// if they cannot be read, have a value that an option does not take, or do not go together.
 std::optional<RunOptions> ParseRunOptions(const std::vector<std::string>& words);
 
 }  // namespace contraflow

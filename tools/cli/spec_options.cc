@@ -59,7 +59,7 @@ std::string Override(const CostsOption& option, bool known, double split, Unit u
                       cost->b + cost->w, unit, &cost->bw));
   }
   if (option.bw) cost->bw = Ticks(*option.bw, unit, "`bw`");
-  // What timers give: nothing else says how long its two parts take.
+  // Timers give this: nothing else says how long its two parts take.
   if (option.bw && !known && !(option.b && option.w)) {
     if (!option.b && !option.w) {
       assumed = DivideBackward(split, unit, cost);

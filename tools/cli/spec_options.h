@@ -17,7 +17,7 @@ class App;
 
 namespace contraflow {
 
-/// What the options --costs --f --b --w --bw --fb --comm --host-link --overlap say.
+/// Values of the options --costs --f --b --w --bw --fb --comm --host-link --overlap.
 struct CostsOption {
   std::optional<std::string> file = {};  ///< a file or the name of a profile
   std::optional<std::string> text = {};  ///< in place of a file: the text of one
@@ -33,7 +33,7 @@ struct CostsOption {
   }
 };
 
-/// What --costs takes; a test compares it with the profiles that ship.
+/// Values that --costs takes; a test compares it with the profiles that ship.
 inline constexpr const char* kCostsHelp =
     "cost file (tools/README.md), whose path has a / or ends in .json;\n"
     "- is standard input; or a profile that ships:\n"
@@ -41,10 +41,10 @@ inline constexpr const char* kCostsHelp =
     "gpt3-175b-pp16, kimi-k2-pp16, llama-3-405b-pp16,\n"
     "mixtral-8x22b-pp8, mixtral-8x7b-pp8 or moe-unit";
 
-/// What the library says, with the file of the costs in place of the field `costs`.
+/// Message of the library, with the file of the costs in place of the field `costs`.
 std::string WithCostsFile(const CostsOption& option, const std::string& text);
 
-/// What `use` makes of the costs. An Error about them names their file.
+/// Returns the result of `use` for the costs. An Error about them names their file.
 template <typename Use>
 auto NamingCosts(const CostsOption& option, Use use) {
   try {
@@ -67,12 +67,12 @@ CostModel UnitCosts();
 
 /// The costs the options ask for: those of the file, else `base`, with the single figures put over
 /// every stage, in units of their own or in that of what they override; where there are no costs,
-/// figures in a unit of time bring it. What is not given stays, but for a bw that was
-/// b + w or an fb that was f + bw: these are sums of the new figures, and so is one that would now
-/// be shorter than a part of it or longer than all, which is assumed aloud. Chunk costs that follow
+/// figures in a unit of time bring it. Costs that are not given stay, but for a bw that was b + w
+/// or an fb that was f + bw: these are sums of the new figures, and so is one that would now be
+/// shorter than a part of it or longer than all, which is assumed aloud. Chunk costs that follow
 /// from components are derived first: where there are none yet, and again where --overlap asks for
 /// it. Throws UsageError for a time or an overlap that is none, Error if --overlap is given for
-/// costs without components. What was assumed of noisy or missing figures is put into `assumed` for
+/// costs without components. Assumptions about noisy or missing figures are put into `assumed` for
 /// the caller to say or, where that is null, said (Warn).
 CostModel ResolveCosts(const CostsOption& option, const CostModel& base,
                        std::vector<std::string>* assumed = nullptr);
@@ -115,7 +115,7 @@ Target ReadFor(const std::optional<std::string>& text);
 /// How far chunks shall overlap: as --overlap says, else as the chunk costs were derived, else all.
 Overlap OverlapOf(const CostsOption& option, const CostModel& costs);
 
-/// What the options --placement --budget --seed --noise say: how `auto` searches.
+/// Values of the options --placement --budget --seed --noise: how `auto` searches.
 struct SearchOption {
   std::optional<std::string> placement = {}, budget = {};
   std::optional<int64_t> seed = {};

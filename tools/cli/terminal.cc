@@ -22,7 +22,7 @@ constexpr int kHelpWidth = 80, kMostHelpWidth = 100;
 /// Labels are shorter.
 constexpr size_t kMostLabel = 24;
 
-/// Where the lines begin that a line goes on in.
+/// Column at which the lines begin that a line goes on in.
 size_t IndentOf(std::string_view line) {
   const size_t begin = std::min(line.find_first_not_of(' '), line.size());
   const size_t gap = line.find("  ", begin);

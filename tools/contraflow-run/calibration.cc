@@ -119,7 +119,7 @@ Time Calibration::Shortest() const {
   return Quantile(std::move(times), 0.1);
 }
 
-/// What a rank that waits for a message waits behind its SEND.
+/// Delay of a rank that waits for a message after its SEND.
 Time Calibration::Delay() const {
   return delays_.newest.empty() ? Shortest() : Quantile(delays_.newest, 0.5);
 }
@@ -235,7 +235,7 @@ CostModel Calibration::CostsForCompiler(const std::string& source) const {
   CostModel costs = CostsOfPlan();
   costs.source = source;
   if (!costs.components()) {
-    // What a part took is not what the whole forward takes again.
+    // The time of a part is not that of the whole forward again.
     if (RecomputedCells(plan_).in_parts()) {
       for (StageCost& stage : costs.stages) stage.r = -1;
     }

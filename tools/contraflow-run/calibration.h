@@ -13,10 +13,10 @@ namespace contraflow {
 /// The mean of the middle half: like a mean it adds up, like a median it does not mind outliers.
 /// 0 of none.
 Time MiddleMean(std::vector<Time> times);
-/// What `part` (0 to 1, less than 1) of the times are below; 0 of none.
+/// Value that `part` (0 to 1, less than 1) of the times are below; 0 of none.
 Time Quantile(std::vector<Time> times, double part);
 
-/// What the instructions of a plan cost, from measured timelines: a plan's own figures for the
+/// Costs of the instructions of a plan, from measured timelines: a plan's own figures for the
 /// machine it runs on. Components are told apart by layer, chunks, REDUCE and STEP by stage. Of
 /// what computes the mean of the middle half counts; of exchanges and REDUCE, which also wait for
 /// others, the lower quartile. Of messages only those count that found their receiver waiting: from

@@ -98,10 +98,7 @@ int TrainVirtually(const RunOptions& options) {
   SayKernels(input, *gpu);
   std::optional<GpuCheck> check;
   if (options.check) {
-    check.emplace(options, input,
-                  std::make_unique<GpuSerialRun>(input.plan, input.model, input.dataset,
-                                                 options.seed, *gpu, run.budget(), run.choices()),
-                  true, std::function<void()>());
+    check.emplace(options, input, run.NewSerialRun(), true, std::function<void()>());
   }
   try {
     return TrainAlone(options, input, run, check ? &*check : nullptr);
@@ -112,57 +109,41 @@ int TrainVirtually(const RunOptions& options) {
   }
 }
 
-/// Custom stages on a GPU: all devices of the plan, or one.
-template <typename Run>
-class GpuCustomTraining : public CustomTraining {
- public:
-  template <typename... Arguments>
-  GpuCustomTraining(std::unique_ptr<Gpu> gpu, std::unique_ptr<Nccl> nccl, Arguments&&... arguments)
-      : gpu_(std::move(gpu)), nccl_(std::move(nccl)), run_(std::forward<Arguments>(arguments)...) {}
-
-  StepResult Step(int step) override {
-    try {
-      return run_.Step(step);
-    } catch (const GpuHang&) {
-      EndAtOnce("contraflow-run", std::current_exception());
-    }
-  }
-  const std::vector<Device>& devices() const override { return run_.devices(); }
-  CustomDevice& At(Device device) override { return run_.At(device); }
-  std::span<const std::byte> Read(const void* at, size_t bytes,
-                                  std::vector<std::byte>* room) override {
-    return run_.Read(at, bytes, room);
-  }
-  std::unique_ptr<CustomTraining> NewBeside(const CustomStages& stages) override {
-    return run_.NewBeside(stages);
-  }
-  void Close() override { run_.Close(); }
-
- private:
-  const std::unique_ptr<Gpu> gpu_;
-  const std::unique_ptr<Nccl> nccl_;
-  Run run_;
+/// All that a run on a GPU needs, which outlives it.
+struct OwnedGpu {
+  std::unique_ptr<Gpu> of;
+  std::unique_ptr<Nccl> nccl;  // between processes
 };
 
-/// Of this machine's GPUs the one that a process of a job gets.
+/// Custom stages on a GPU: all devices of the plan, or one.
+template <typename Run>
+class GpuCustomTraining : OwnedGpu, public Run {
+ public:
+  template <typename... Arguments>
+  explicit GpuCustomTraining(OwnedGpu owned, Arguments&&... arguments)
+      : OwnedGpu(std::move(owned)), Run(std::forward<Arguments>(arguments)...) {}
+
+  StepResult Step(int step) override try { return Run::Step(step); } catch (const GpuHang&) {
+    EndAtOnce("contraflow-run", std::current_exception());
+  }
+};
+
+/// The GPU of this machine that a process of a job gets.
 MakeCustomTraining CustomOnGpu(const RunOptions& options, int device) {
   return [&options, device](const CustomStages& stages,
-                            const CustomProcess* process) -> std::unique_ptr<CustomTraining> {
-    std::unique_ptr<Gpu> gpu = NewCudaGpu(device);
-    Gpu& of = *gpu;
+                            const HostProcess* process) -> std::unique_ptr<CustomTraining> {
+    OwnedGpu gpu{NewCudaGpu(device), nullptr};
+    Gpu& of = *gpu.of;
     if (process == nullptr) {
-      return std::make_unique<GpuCustomTraining<GpuCustomRun>>(std::move(gpu), nullptr, stages, of,
+      return std::make_unique<GpuCustomTraining<GpuCustomRun>>(std::move(gpu), stages, of,
                                                                WithTimeout(options));
     }
-    auto nccl = std::make_unique<NcclLibrary>();
-    const GpuProcess with = {process->order,
-                             of,
-                             *nccl,
-                             process->control,
-                             process->progress,
-                             Milliseconds(options.timeout)};
-    return std::make_unique<GpuCustomTraining<GpuCustomProcessRun>>(
-        std::move(gpu), std::move(nccl), stages, with, GpuOptionsOf(options));
+    gpu.nccl = std::make_unique<NcclLibrary>();
+    const GpuProcess with = {process->order,    of,
+                             *gpu.nccl,         process->control,
+                             process->progress, Milliseconds(options.timeout)};
+    return std::make_unique<GpuCustomTraining<GpuCustomProcessRun>>(std::move(gpu), stages, with,
+                                                                    GpuOptionsOf(options));
   };
 }
 

@@ -17,8 +17,6 @@
 #include "runtime/core/bytes.h"
 #include "runtime/launch/custom_run.h"
 #include "runtime/stages/custom_check.h"
-#include "runtime/transport/shm_wire.h"
-#include "runtime/transport/wire_transport.h"
 #include "tools/cli/exit.h"
 #include "tools/contraflow-run/output.h"
 #include "tools/contraflow-run/step_log.h"
@@ -28,40 +26,6 @@
 
 namespace contraflow {
 namespace {
-
-/// Bytes of one micro-batch between two stages.
-int64_t MessageBytes(const CustomStages& stages) {
-  return stages.bytes()[static_cast<size_t>(Value::input)];
-}
-
-/// This process is one device of a job.
-class ProcessTraining : public CustomTraining {
- public:
-  ProcessTraining(const CustomStages& stages, const RunOptions& options,
-                  const CustomProcess& process)
-      : control_(process.control),
-        memory_(ShareMemory(control_, MessageBytes(stages))),
-        wire_(*memory_, control_.rank(), process.name),
-        transport_(stages.plan(), process.order, wire_, &process.progress, options.strict),
-        run_(stages, process.order, transport_, control_, process.progress) {
-    control_.OnStop([this] { transport_.Abort(); });
-  }
-  ~ProcessTraining() override { control_.OnStop({}); }
-
-  StepResult Step(int step) override { return run_.Step(step); }
-  const std::vector<Device>& devices() const override { return run_.devices(); }
-  CustomDevice& At(Device device) override { return run_.At(device); }
-  std::unique_ptr<CustomTraining> NewBeside(const CustomStages& stages) override {
-    return run_.NewBeside(stages);
-  }
-
- private:
-  Control& control_;
-  const std::unique_ptr<SharedMemory> memory_;
-  ShmWire wire_;
-  WireTransport transport_;
-  CustomProcessRun run_;
-};
 
 /// SHA-256 of all blocks of all stages, in the process that leads.
 std::string WeightsOf(const Plan& plan, CustomTraining* training, Job* job) {
@@ -92,7 +56,7 @@ std::string LineOf(int step, const StepResult& result) {
   return text;
 }
 
-/// What is said of one training on the way and at the end.
+/// Report of one training on the way and at the end.
 class CustomReport {
  public:
   CustomReport(const RunOptions& options, const Plan& plan)
@@ -156,17 +120,17 @@ class CustomReport {
 
 MakeCustomTraining OnHost(const RunOptions& options) {
   return [&options](const CustomStages& stages,
-                    const CustomProcess* process) -> std::unique_ptr<CustomTraining> {
+                    const HostProcess* process) -> std::unique_ptr<CustomTraining> {
     if (process == nullptr) {
       return std::make_unique<CustomRun>(
           stages, ThreadNetwork::Options{options.strict, Milliseconds(options.timeout), EndOfHang});
     }
-    return std::make_unique<ProcessTraining>(stages, options, *process);
+    return std::make_unique<CustomRun>(stages, *process);
   };
 }
 
 int TrainCustom(const RunOptions& options, const RunInput& input, const MakeCustomTraining& make,
-                bool on_gpu, const CustomProcess* process, Job& job) {
+                bool on_gpu, const HostProcess* process, Job& job) {
   const Plan& plan = input.plan;
   const CustomStages stages(LoadStages(options.stages), plan, on_gpu, options.seed,
                             options.stage_options);

@@ -27,7 +27,7 @@ namespace contraflow {
 
 namespace {
 
-/// Of a shared library of stages.
+/// Largest size of a shared library of stages.
 constexpr int64_t kMaxStagesBytes = int64_t{1} << 32;
 
 uint64_t Padded(uint64_t size) { return (size + 3) & ~uint64_t{3}; }
@@ -158,7 +158,7 @@ std::string DigestOf(const Dataset& data) {
   return Hex(stream.Finish());
 }
 
-/// What is not in the plan. Custom stages have neither a model nor a text of ours.
+/// Reads the input beside the plan. Custom stages have neither a model nor a text of ours.
 void ReadRest(const RunOptions& options, RunInput* input) {
   if (!options.stages.empty()) {
     input->stages_digest = Hex(Sha256(ReadFile(options.stages, kMaxStagesBytes)));

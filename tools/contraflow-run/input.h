@@ -12,7 +12,7 @@
 
 namespace contraflow {
 
-/// What a training is made from.
+/// Sources of a training.
 struct RunInput {
   Plan plan;  ///< sound, and executable
   /// SHA-256, hexadecimal; of a folder's plan that of its head, which has the checksums of the
@@ -40,7 +40,7 @@ void RequireSoundPlan(const Plan& plan, const std::string& path);
 /// Says before the training, not after it, that a file of the options cannot be written.
 void RequireWritable(const RunOptions& options);
 
-/// What the processes of a job must have alike.
+/// Facts that the processes of a job must have alike.
 std::vector<Fact> FactsOf(const RunOptions& options, const RunInput& input);
 
 }  // namespace contraflow

@@ -20,7 +20,7 @@ namespace contraflow {
 class Control;
 class RunCheck;
 
-/// What all processes of a job throw alike.
+/// Error that all processes of a job throw alike.
 struct JobError : Error {
   using Error::Error;
 };
@@ -60,7 +60,7 @@ class Job : public Peers {
 /// calls.
 class RunCheckpoints {
  public:
-  /// What is passed must outlive it.
+  /// All arguments must outlive it.
   RunCheckpoints(const RunOptions& options, const RunInput& input, Job& job)
       : options_(options), input_(input), job_(job) {}
 
@@ -68,7 +68,7 @@ class RunCheckpoints {
   /// the check (may be null). Returns the last step that is done, 0 if none is. Throws Error if
   /// the checkpoint is damaged or of another training.
   int Begin(Run& run, RunCheck* check);
-  /// What --resume found, as a line for the report; "" without it.
+  /// Checkpoint that --resume found, as a line for the report; "" without it.
   const std::string& note() const { return note_; }
 
   /// Whether there is one behind this step, which is not the last.

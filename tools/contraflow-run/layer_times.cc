@@ -33,7 +33,7 @@ size_t EntryOf(const ModelPart& part, const Model& model) {
   return part.layer == ModelPart::kEmbedding ? 0 : part.layer < model.layers ? 1 : 2;
 }
 
-/// By entry and operation: the times of all ranks and layers.
+/// Times by entry and operation: of all ranks and layers.
 std::map<std::pair<size_t, Op>, std::vector<Time>> Pooled(const Model& model,
                                                           const std::vector<RankParts>& parts) {
   std::map<std::pair<size_t, Op>, std::vector<Time>> pooled;
@@ -70,7 +70,7 @@ double PerParameter(const Plan& plan, const Model& model, int owned, const Calib
   return time / parameters;
 }
 
-/// What two copies send each other to sum so many bytes of gradients: a half each there, and the
+/// Time of the messages of two copies to sum so many bytes of gradients: a half each there, and the
 /// sums back.
 Time MessagesOfSum(int64_t bytes, const CommCost& comm) {
   const double messages = 2 * static_cast<double>(bytes) / static_cast<double>(comm.bytes);
@@ -79,8 +79,8 @@ Time MessagesOfSum(int64_t bytes, const CommCost& comm) {
 
 int64_t Bytes(const ValueBytes& values, Value value) { return values[static_cast<size_t>(value)]; }
 
-/// What F keeps of a layer, and what of that has its like until the end of W: there B's gradients
-/// for the weights take the place of what it has freed.
+/// Counts the bytes that F keeps of a layer, and the part of them that has its like until the end
+/// of W: there B's gradients for the weights take the place of what it has freed.
 void CountLayer(const ValueBytes& values, LayerCost* layer) {
   for (const Value value : kActivationOfLayer) layer->activation_bytes += Bytes(values, value);
   int64_t stash = 0;
@@ -134,7 +134,7 @@ std::vector<double> SpeedsOf(const std::vector<RankParts>& parts, const Model& m
   std::vector<double> layer;  // what a rank takes for one
   for (auto& times_of : of_rank) {
     double sum = 0;
-    // What is longer may have waited for a core.
+    // A longer time may have waited for a core.
     for (auto& [op, times] : times_of) sum += static_cast<double>(Quantile(std::move(times), 0.25));
     layer.push_back(sum);
   }

@@ -16,14 +16,14 @@ class Calibration;
 class Job;
 class Run;
 
-/// What the devices of a rank took for the parts of the model, in nanoseconds.
+/// Times of the devices of a rank for the parts of the model, in nanoseconds.
 struct RankParts {
   int rank = 0;
   std::map<ModelPart, std::vector<Time>> times;
 };
 
-/// Of every device of the job, by what those of all processes say, for the one that leads; empty
-/// where they cannot tell.
+/// Parts of every device of the job, by what those of all processes say, for the one that leads;
+/// empty where they cannot tell.
 std::vector<RankParts> GatherParts(Run& run, Job& job);
 
 /// The costs of a model by layer, as it was measured while a plan ran: the embedding, the layers
@@ -50,8 +50,8 @@ std::vector<double> SpeedsOf(const std::vector<RankParts>& parts, const Model& m
 /// The same measurement as if every rank were as fast as the fastest.
 std::vector<RankParts> AtOneSpeed(std::vector<RankParts> parts, const std::vector<double>& speeds);
 
-/// What CostsByLayer gives as the text of a cost file, with comments that say how far the times
-/// of each part spread. `source` says where they are from.
+/// Costs of CostsByLayer as the text of a cost file, with comments that say how far the times of
+/// each part spread. `source` says where they are from.
 std::string WriteLayerTimes(const CostModel& costs, const Model& model,
                             const std::vector<RankParts>& parts, const std::string& source);
 

@@ -17,7 +17,7 @@
 namespace {
 
 /// The number of a standard stream that is closed would be that of the next connection, and what is
-/// printed go there. What stands in for it has nothing to read and refuses to be written to.
+/// printed go there. The substitute has nothing to read and refuses to be written to.
 void KeepStandardStreams() {
   int fd = 0;
   do fd = open("/dev/null", O_RDONLY);

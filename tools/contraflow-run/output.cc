@@ -56,7 +56,7 @@ struct Output::State {
   int refused = 0;  // error number of the last item, where it was not the reader's doing
 
  private:
-  // Of the thread alone.
+  // State of the thread alone.
   int64_t unsaid_ = 0;  // lines that are lost and not yet counted in the output
   bool cut_ = false;    // the output ends within a line
 };

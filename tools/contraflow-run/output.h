@@ -9,9 +9,9 @@
 namespace contraflow {
 
 /// Lines for a reader who may be slow, stop, or go away, on a disk that may be full: a thread of
-/// its own prints them, so that who says something never waits and never fails. What nobody reads
-/// is dropped once 64 KiB of it are waiting, and counted: "[12 lines dropped: nobody read them]"
-/// stands in its place as soon as there is room again.
+/// its own prints them, so that who says something never waits and never fails. Text that nobody
+/// reads is dropped once 64 KiB of it are waiting, and counted: "[12 lines dropped: nobody read
+/// them]" stands in its place as soon as there is room again.
 class Output {
  public:
   /// Without a reader for so long, the last lines are given up.
@@ -28,10 +28,9 @@ class Output {
   void Say(std::string_view text);
 
   /// Says the last of all, which is never dropped, and waits until it is read, or kPatience has
-  /// passed in which nothing was. What was lost is said on stderr. False if the system refused the
+  /// passed in which nothing was. Lost lines are said on stderr. False if the system refused the
   /// last text (a full disk, a closed stream): then it is nowhere. A reader who stopped or went
-  /// away did not want it.
-  /// Meanwhile `waits` is called again and again.
+  /// away did not want it. Meanwhile `waits` is called again and again.
   bool Finish(std::string_view text, const std::function<void()>& waits = {});
 
  private:

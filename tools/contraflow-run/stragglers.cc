@@ -12,7 +12,7 @@ Stragglers::Kind Stragglers::KindOf(const Instruction& i) const {
   const bool chunk = OperandsOf(i.op) != Operands::kLayer;
   const bool embeds =
       chunk ? HasForward(Repeated(i.op)) : Repeated(i.op) == Op::ATTN_F && i.layer == 0;
-  // Of the components that compute it is in this one; the loss is behind an exchange.
+  // The head is in this one of the components that compute it; the loss is after an exchange.
   const bool head = chunk || (i.op == Op::MLP_W && i.layer == plan_.LayersOf(i.stage) - 1);
   return {i.op,
           embeds && i.stage == 0,

@@ -25,12 +25,12 @@ struct Straggler {
 /// Finds the ranks whose machine is slower, by what the computing instructions of measured steps
 /// take: of each rank and kind of instruction the shortest of 8 steps is compared with the mean of
 /// the other ranks' shortest, weighted by how often the rank has it; then the median of all such
-/// windows counts. What only one rank computes compares with nothing: forwards of the first stage,
+/// windows counts. The compute of only one rank compares with nothing: forwards of the first stage,
 /// which embed the text, and chunks of the last, which have the head, are kinds of their own, and
 /// so are chunks of so many layers.
 class Stragglers {
  public:
-  /// What is slower by this or less, noise may be.
+  /// Slowness that may be noise, this or less.
   static constexpr double kNoise = 0.1;
 
   /// `layers`: how many each stage has; empty: as many as any other.
@@ -41,7 +41,7 @@ class Stragglers {
   void Add(const Timeline& timeline);
   /// Forgets all steps.
   void Clear();
-  /// By rank; none before a step was added.
+  /// Stragglers by rank; none before a step was added.
   std::vector<Straggler> Find() const;
 
  private:
@@ -52,7 +52,7 @@ class Stragglers {
   /// Operation, whether it embeds the text, whether its forward and its backward have the head, and
   /// the layers of both.
   using Kind = std::tuple<Op, bool, bool, bool, int, int>;
-  /// Of the instructions of a kind. The others may have waited for a core.
+  /// Shortest times of the instructions of a kind. The others may have waited for a core.
   struct Shortest {
     double time = 0;
     int count = 0;

@@ -19,7 +19,7 @@ namespace contraflow {
 
 namespace {
 
-/// Where instructions have lanes it is the compute lane; without them messages and REDUCE run
+/// True on the compute lane of instructions that have lanes; without them messages and REDUCE run
 /// beside compute, as in Simulate.
 bool OnComputeLane(const Plan& plan, Op op) {
   if (plan.level >= Level::kComponent) return LaneOf(op) == Lane::kCompute;
@@ -114,7 +114,7 @@ Time JoinExchanges(const Plan& plan, Timeline* timeline) {
 RunTimes Replay::Times(const CostModel& measured_costs) const {
   RunTimes times;
   CostModel costs = measured_costs;
-  // What cells hold between F and R was not measured, and times do not depend on it.
+  // Memory that cells hold between F and R was not measured, and times do not depend on it.
   if (!costs.moe && RecomputedCells(plan_).any()) costs.memory.reset();
   for (Timeline step : steps_) {
     const Time joined = lanes_ ? 0 : JoinExchanges(plan_, &step);

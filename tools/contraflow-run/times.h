@@ -26,7 +26,7 @@ struct KindTimes {
   }
 };
 
-/// Where the time of one or more steps went.
+/// Use of the time of one or more steps.
 struct RunTimes {
   std::map<Op, KindTimes> kinds;
   Time busy = 0;      ///< of the compute lanes: all but messages, and where instructions have lanes
@@ -57,7 +57,7 @@ class Replay {
   /// Remembers a step; however long a training is, the newest that fit in some megabytes count.
   void Add(const Timeline& timeline);
   void Clear() { steps_.clear(); }
-  /// Of `costs` messages and the bound; at least one step was added.
+  /// Times by `costs` of messages and the bound; at least one step was added.
   RunTimes Times(const CostModel& costs) const;
 
  private:
@@ -93,8 +93,8 @@ struct RankArenas {
   std::array<int64_t, kArenaCount> allocated{};  ///< by the device of it that allocated most
 };
 
-/// Of every rank of a plan of level buffer, by what the devices of all processes say; for the one
-/// that leads.
+/// Arenas of every rank of a plan of level buffer, by what the devices of all processes say; for
+/// the one that leads.
 std::vector<RankArenas> ArenasOf(const Plan& plan, Run& run, Job& job);
 
 /// Bytes of a device of each rank, arena by arena, and of all together predicted and allocated.

@@ -22,16 +22,13 @@
 #include "compiler/files/plan_io.h"
 #include "compiler/plan/error.h"
 #include "kernels/gpu/stream.h"
+#include "runtime/launch/address.h"
 #include "runtime/launch/control.h"
 #include "runtime/launch/meeting.h"
 #include "runtime/launch/process_run.h"
 #include "runtime/launch/signals.h"
-#include "runtime/launch/socket.h"
 #include "runtime/launch/threaded_run.h"
 #include "runtime/launch/world.h"
-#include "runtime/model/views.h"
-#include "runtime/transport/shm_wire.h"
-#include "runtime/transport/wire_transport.h"
 #include "tools/cli/exit.h"
 #include "tools/cli/terminal.h"
 #include "tools/contraflow-run/custom.h"
@@ -107,36 +104,18 @@ Membership MeetOthers(const RunOptions& options, const World& world) {
   return Meet(point);
 }
 
-/// Bytes of one micro-batch between two stages.
-int64_t MessageBytes(const RunInput& input) {
-  const int members = input.plan.expert_parallel;
-  const LayerShape shape(input.model, members, input.model.experts / members);
-  return BytesOfValues<float>(shape)[static_cast<size_t>(Value::input)];
-}
-
 /// A device that the host computes.
-class HostRun : public LaunchedRun {
+class ShmRun : public LaunchedRun {
  public:
-  HostRun(const RunOptions& options, const RunInput& input, const RankOrder& order,
-          Control& control, Progress& progress, std::function<std::string(int)> name)
-      : control_(control),
-        memory_(ShareMemory(control, MessageBytes(input))),
-        wire_(*memory_, control.rank(), std::move(name)),
-        transport_(input.plan, order, wire_, &progress, options.strict),
-        run_(input.plan, input.model, input.dataset, options.seed, order, transport_, control,
-             progress) {
-    control.OnStop([this] { transport_.Abort(); });
-    if (options.check) check_.emplace(input, options.seed, [&progress] { progress.Move(); });
+  ShmRun(const RunOptions& options, const RunInput& input, const HostProcess& process)
+      : run_(input.plan, input.model, input.dataset, options.seed, process) {
+    if (!options.check) return;
+    check_.emplace(input, options.seed, [&moved = process.progress] { moved.Move(); });
   }
-  ~HostRun() override { control_.OnStop({}); }
   Run& run() override { return run_; }
   RunCheck* check() override { return check_ ? &*check_ : nullptr; }
 
  private:
-  Control& control_;
-  const std::unique_ptr<SharedMemory> memory_;
-  ShmWire wire_;
-  WireTransport transport_;
   ProcessRun run_;
   std::optional<HostCheck> check_;
 };
@@ -175,7 +154,7 @@ class Member {
 Control::Options Member::ControlOptions() {
   Control::Options options;
   options.timeout = Milliseconds(options_.timeout);
-  // Who allows for long pauses allows a single process one too, in a debugger perhaps.
+  // A user who allows for long pauses allows a single process one too, in a debugger perhaps.
   options.silence = std::min(std::max(options.silence, options.timeout / 4), options.timeout);
   options.grace = options_.grace;
   options.name = [this](int process) { return NameOfProcess(process); };
@@ -220,7 +199,7 @@ void Member::Prepare(Job& job) {
   known_plan_ = &input_->plan;
 }
 
-/// Where every process has read its own rank's program only: the one that leads gets all of them,
+/// If every process has read its own rank's program only: the one that leads gets all of them,
 /// proves the plan for all, and can tell what the devices of a step did.
 void Member::GatherPrograms(Job& job) {
   Plan& plan = input_->plan;
@@ -251,9 +230,9 @@ int Member::Train() {
         [this] { progress_.Move(); });
     if (job.leads()) RequireWritable(options_);
     Prepare(job);
+    const HostProcess process = {*order_, control_, progress_,
+                                 [this](int p) { return NameOfProcess(p); }, options_.strict};
     if (!options_.stages.empty()) {
-      const CustomProcess process = {*order_, control_, progress_,
-                                     [this](int p) { return NameOfProcess(p); }};
       const bool on_gpu = make_.custom != nullptr;
       const int code = TrainCustom(options_, *input_, on_gpu ? make_.custom : OnHost(options_),
                                    on_gpu, &process, job);
@@ -261,10 +240,8 @@ int Member::Train() {
       return code;
     }
     const std::unique_ptr<LaunchedRun> launched =
-        make_.run
-            ? make_.run(*input_, *order_, control_, progress_)
-            : std::make_unique<HostRun>(options_, *input_, *order_, control_, progress_,
-                                        [this](int process) { return NameOfProcess(process); });
+        make_.run ? make_.run(*input_, *order_, control_, progress_)
+                  : std::make_unique<ShmRun>(options_, *input_, process);
     const int code = Training(options_, *input_, launched->run(), launched->check(), job,
                               {nullptr, [this] { progress_.Move(); }})
                          .Train();
@@ -352,7 +329,8 @@ void CatchSignals(std::chrono::milliseconds period) {
   }
   action.sa_handler = AskToStop;
   for (const int signal : {SIGINT, SIGTERM, SIGUSR1, SIGUSR2, SIGHUP, SIGXCPU}) {
-    // What a process was started to ignore (nohup, the background of a script) it goes on ignoring.
+    // Signals that a process was started to ignore (nohup, the background of a script) stay
+    // ignored.
     struct sigaction before = {};
     if (sigaction(signal, nullptr, &before) != 0 || before.sa_handler == SIG_IGN) continue;
     action.sa_flags = signal == SIGINT ? static_cast<int>(SA_RESETHAND) : 0;

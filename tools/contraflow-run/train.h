@@ -42,7 +42,7 @@ void EndBySignal(int unused);
 /// by that.
 int TrainAlone(const RunOptions& options, const RunInput& input, Run& run, RunCheck* check);
 
-/// What one process of a job trains with.
+/// Training of one process of a job.
 class LaunchedRun {
  public:
   virtual ~LaunchedRun() = default;
@@ -53,7 +53,7 @@ class LaunchedRun {
   virtual void Close() {}
 };
 
-/// Makes it, in every process of the job, once they have agreed. What is passed outlives it.
+/// Makes it, in every process of the job, once they have agreed. All arguments must outlive it.
 using MakeLaunchedRun = std::function<std::unique_ptr<LaunchedRun>(
     const RunInput& input, const RankOrder& order, Control& control, Progress& progress)>;
 /// That, and its like for custom stages; null: on the host.
@@ -74,10 +74,9 @@ int Ask(const RunOptions& options);
 /// Throws Error where it cannot join the job.
 int TrainLaunched(const RunOptions& options, const World& world, const MakeLaunched& make = {});
 
-/// As Train, for --device cuda. CUDA's libraries take half a second to load, so
-/// they are in a program of their own, contraflow-run-cuda, which this one becomes; `argv` is for
-/// that. Throws Error, before anything is written, if this build has no CUDA or the machine no
-/// device.
+/// Like Train, for --device cuda. CUDA's libraries take half a second to load, so they are in a
+/// program of their own, contraflow-run-cuda, which this one becomes; `argv` is for that. Throws
+/// Error, before anything is written, if this build has no CUDA or the machine no device.
 int TrainOnCuda(const RunOptions& options, char** argv);
 
 }  // namespace contraflow

@@ -222,7 +222,7 @@ Json Training::RowOf(int step, double seconds, double tokens, std::optional<doub
   return row;
 }
 
-/// What the model needs for a token, forward and backward, whatever is computed again: 6 for each
+/// Work of the model for a token, forward and backward, whatever is computed again: 6 for each
 /// parameter in a product that it visits, and 12 for each number of a query and key that meet.
 double Training::FlopsOfToken() const {
   const double d = model_.width, layers = model_.layers;
@@ -231,7 +231,7 @@ double Training::FlopsOfToken() const {
   return 6 * (layers * visited + d * model_.vocabulary) + 12 * layers * d * model_.sequence;
 }
 
-/// What the report needs of all processes together, for the one that leads.
+/// Gathers the report's needs of all processes together, for the one that leads.
 void Training::GatherEnd() {
   std::map<std::string, Digest> weights;
   const std::string mine = ByteWriter().PutByName(ParameterDigests(SavedState(plan_, run_))).Take();
@@ -249,7 +249,7 @@ void Training::GatherEnd() {
   compared_ = compared;
 }
 
-/// What the steps say about the machine.
+/// Learns from the steps about the machine.
 void Training::Calibrate() {
   times_.simulated = replay_.Times(calibration_.CostsOfPlan());
   times_.measured.bound = times_.simulated.bound;

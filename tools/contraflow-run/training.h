@@ -35,8 +35,8 @@ class RunCheck {
   /// Its state, for a checkpoint to load; Put: what was loaded holds from now on.
   virtual std::vector<StateBlock> State() = 0;
   virtual void Put() {}
-  /// What was found so far beyond equal values, to follow "equal those without a pipeline, bit for
-  /// bit"; "": nothing.
+  /// Findings so far beyond equal values, to follow "equal those without a pipeline, bit for bit";
+  /// "": none.
   virtual std::string Note() const { return ""; }
 };
 
@@ -67,7 +67,7 @@ class Training {
     std::function<void()> moves;
   };
 
-  /// What is passed must outlive it. `check` is what --check compares with; null without.
+  /// All arguments must outlive it. `check` is what --check compares with; null without.
   Training(const RunOptions& options, const RunInput& input, Run& run, RunCheck* check, Job& job,
            Watch watch);
 

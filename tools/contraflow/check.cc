@@ -45,7 +45,8 @@ std::string Grid(const Plan& plan, const CostModel& costs) {
   return DrawGrid(MakePicture(plan, costs, Simulate(plan, costs), {}), style);
 }
 
-/// Where the programs differ from those of the golden plan, and the pictures of both.
+/// Compares the programs with those of the golden plan: where they differ, and the pictures of
+/// both.
 LimitResult CompareWithGolden(const Plan& plan, const CostModel& costs, const Plan& golden,
                               const std::string& path) {
   LimitResult result{"golden", ""};
@@ -98,7 +99,7 @@ Verdict CheckPlan(const CheckOptions& options, const Limits& limits, const std::
   return verdict;
 }
 
-/// What is broken or, `all`, every limit.
+/// Text of broken or, `all`, of every limit.
 std::string VerdictText(const std::vector<Verdict>& verdicts, bool all) {
   std::string broken, held;
   size_t limits = 0;

@@ -30,7 +30,7 @@
 namespace contraflow {
 namespace {
 
-/// What to compare, and how it is told.
+/// Plans to compare, and how the result is told.
 struct CompareCommand : CompareFlags {
   bool json = false, csv = false, pareto = false, wide = false;
   std::optional<std::string> vary;
@@ -118,7 +118,7 @@ std::vector<std::string> NamesToVary(const std::string& list) {
   return names;
 }
 
-/// What a lower cost or more memory would bring, one after the other.
+/// Effects of a lower cost or more memory, one after the other.
 std::vector<Variation> VaryAll(const CompareCommand& options, CompareRequest request,
                                const CompareRow& now) {
   ProgressLine progress("comparing");

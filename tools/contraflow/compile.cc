@@ -24,7 +24,7 @@
 namespace contraflow {
 namespace {
 
-/// What to compile, and what becomes of it.
+/// Plan to compile, and what becomes of it.
 struct CompileCommand : CompileFlags {
   std::string dump_after;
   std::string output;

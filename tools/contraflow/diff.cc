@@ -33,7 +33,7 @@ struct DiffOptions {
 
 /// The text of a file if it is a trace.
 std::optional<std::string> TraceIn(const std::string& path) {
-  // What can be read but once is a plan.
+  // A file that can be read but once is a plan.
   std::error_code unknown;
   if (!std::filesystem::is_regular_file(path, unknown)) return std::nullopt;
   std::string head(kTraceHead, '\0');
@@ -74,7 +74,7 @@ int DiffRun(const DiffOptions& options, std::string first) {
       files.push_back(ReadProfileText(trace.text, trace.place, profile));
     }
     ProfiledCosts measured_costs = CostsOfSamples(files, profile);
-    // Of several steps the costs are means, and only one of them is compared.
+    // The costs of several steps are means, and only one of them is compared.
     if (run.steps == 1) FitMessages(plan, measured.simulation.makespan, &measured_costs);
     WriteFile(options.update_costs, WriteCosts(measured_costs.costs));
     for (const std::string& warning : measured_costs.notes) Say("contraflow: warning: " + warning);

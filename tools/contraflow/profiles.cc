@@ -37,7 +37,7 @@ int RanksOf(const std::string& name) {
   return error == std::errc() && stop == end ? ranks : 0;
 }
 
-/// What its costs are of.
+/// Subject of its costs.
 std::string WhatOf(const CostModel& costs) {
   if (!costs.layers.empty()) return Counted(costs.LayerCount(), "layer");
   if (costs.moe) return Counted(costs.moe->layers_per_stage, "MoE layer") + " a stage, components";

@@ -44,7 +44,8 @@ struct TorchCsvOptions {
 /// that has it; and, with messages, if there are none, or groups that are not sound one by one.
 std::string WriteTorchCsv(const Plan& plan, const TorchCsvOptions& options = {});
 
-/// What that file cannot say of the plan and its modules must do: "checkpoint stages 0,1: ...".
+/// Notes on what that file cannot say of the plan and its modules must do: "checkpoint stages 0,1:
+/// ...".
 std::vector<std::string> TorchNotes(const Plan& plan);
 
 /// How a CSV was read.
@@ -73,7 +74,7 @@ CostModel CostsOfForwards(CostModel costs, const std::string& place);
 
 /// The first forward of the last stage that is out of turn: PyTorch keeps the losses in the order
 /// of these forwards and takes that of a micro-batch by its number, so that they must ascend.
-/// Nothing where they do. Of a plan with one route.
+/// Returns nothing where they do. Of a plan with one route.
 std::optional<Finding> LossOutOfTurn(const Plan& plan);
 /// Throws Error with its place in the CSV where there is one.
 void RequireLossesInTurn(const Plan& plan, const std::string& place);

@@ -39,7 +39,7 @@ void CheckPlacement(const Plan& plan) {
   }
 }
 
-/// What computes, in order.
+/// Computing instructions, in order.
 std::vector<Program> ComputeOrder(const Plan& plan) {
   std::vector<Program> programs;
   for (const Program& program : plan.programs) {

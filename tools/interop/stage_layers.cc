@@ -30,7 +30,7 @@ Partition SpreadLayers(int layers, int stages) {
 
 bool StagesAreAlike(const Plan& plan) {
   if (!plan.costs) return true;
-  // Those that were cut from equal ones may differ in what was rounded.
+  // Stages that were cut from equal ones may differ in what was rounded.
   const auto close = [](Time a, Time b) { return std::abs(a - b) <= 2 + std::max(a, b) / 1000; };
   const std::vector<StageCost>& stages = plan.costs->stages;
   return std::ranges::all_of(stages, [&](const StageCost& stage) {
@@ -39,7 +39,7 @@ bool StagesAreAlike(const Plan& plan) {
   });
 }
 
-/// As the costs say; empty where they do not.
+/// Layout of the costs; empty where they have none.
 LayerLayout OfCosts(const Plan& plan) {
   LayerLayout layout = LayoutOf(plan);
   if (!layout.empty() || !plan.costs || !plan.costs->moe) return layout;

@@ -1,172 +1,24 @@
 #include <algorithm>
-#include <array>
-#include <charconv>
 #include <limits>
 #include <optional>
 #include <tuple>
 #include <utility>
 
 #include "compiler/plan/error.h"
-#include "compiler/plan/layer_cost.h"
 #include "compiler/plan/plan.h"
 #include "tools/interop/interop.h"
+#include "tools/interop/torch_cells.h"
 
 // Strict where PyTorch is lenient: its reader takes "1F0xyz" for 1F0, and its check knows neither
 // duplicates nor micro-batches that are missing on one stage only.
 
-namespace contraflow {
+namespace contraflow::torch_csv {
 namespace {
 
-/// What PyTorch calls an action, without OVERLAP_F_B, which stands behind a pair.
-enum class Type : uint8_t {
-  kF,
-  kI,
-  kW,
-  kB,
-  kSendF,
-  kRecvF,
-  kSendB,
-  kRecvB,
-  kUnshard,
-  kReshard,
-  kReduceGrad,
-  kWaitSendF,
-  kWaitSendB,
-  kWaitReduceGrad
-};
-
-struct TypeName {
-  std::string_view name;
-  Type type;
-};
-/// PyTorch's letters before December 2024; the other names are the same.
-constexpr std::array<TypeName, 4> kOldTypes = {
-    {{"F", Type::kF}, {"B", Type::kI}, {"W", Type::kW}, {"BW", Type::kB}}};
-constexpr std::array<TypeName, 14> kTypes = {{{"F", Type::kF},
-                                              {"I", Type::kI},
-                                              {"W", Type::kW},
-                                              {"B", Type::kB},
-                                              {"SEND_F", Type::kSendF},
-                                              {"RECV_F", Type::kRecvF},
-                                              {"SEND_B", Type::kSendB},
-                                              {"RECV_B", Type::kRecvB},
-                                              {"UNSHARD", Type::kUnshard},
-                                              {"RESHARD", Type::kReshard},
-                                              {"REDUCE_GRAD", Type::kReduceGrad},
-                                              {"WAIT_SEND_F", Type::kWaitSendF},
-                                              {"WAIT_SEND_B", Type::kWaitSendB},
-                                              {"WAIT_REDUCE_GRAD", Type::kWaitReduceGrad}}};
 constexpr std::string_view kPair = "OVERLAP_F_B";
 constexpr const char* kOldLetters =
     "B is read as the input gradient and BW as the full backward, as PyTorch wrote them before "
     "December 2024, since it has W or BW and no I";
-/// What Windows puts before UTF-8.
-constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";
-
-bool IsCompute(Type type) { return type <= Type::kB; }
-bool IsMessage(Type type) { return type >= Type::kSendF && type <= Type::kRecvB; }
-bool HasMicrobatch(Type type) {
-  return type <= Type::kRecvB || type == Type::kWaitSendF || type == Type::kWaitSendB;
-}
-
-/// Of a cell that is no instruction.
-MarkKind MarkOf(Type type) {
-  constexpr MarkKind kMarks[] = {MarkKind::kUnshard,    MarkKind::kReshard,
-                                 MarkKind::kReduceGrad, MarkKind::kWaitSendF,
-                                 MarkKind::kWaitSendB,  MarkKind::kWaitReduceGrad};
-  return kMarks[static_cast<size_t>(type) - static_cast<size_t>(Type::kUnshard)];
-}
-
-struct Place {
-  int row = -1, column = -1;
-};
-
-/// Part of an instruction, or a message.
-struct Action {
-  Type type = Type::kF;
-  std::string_view name = {};  ///< that of the file for its type
-  int stage = -1, microbatch = -1;
-  Place place;
-
-  std::string Text() const {
-    return std::to_string(stage) + std::string(name) +
-           (HasMicrobatch(type) ? std::to_string(microbatch) : "");
-  }
-};
-
-std::string Text(Place place) {
-  return "row " + std::to_string(place.row + 1) + ", column " + std::to_string(place.column + 1);
-}
-
-/// In quotes, at most 64 bytes, whatever they are.
-std::string Shown(std::string_view cell) {
-  std::string text = "\"";
-  for (const char c : cell.substr(0, 64)) {
-    if (c >= ' ' && c <= '~' && c != '"' && c != '\\') {
-      text += c;
-      continue;
-    }
-    constexpr std::string_view kDigits = "0123456789abcdef";
-    const auto byte = static_cast<unsigned char>(c);
-    text += {'\\', 'x', kDigits[byte >> 4], kDigits[byte & 15]};
-  }
-  return text + (cell.size() > 64 ? "...\"" : "\"");
-}
-
-std::string_view Trimmed(std::string_view text) {
-  while (text.starts_with(' ')) text.remove_prefix(1);
-  while (text.ends_with(' ')) text.remove_suffix(1);
-  return text;
-}
-
-/// True where B is the input gradient: there is a BW, or a W without any I or pair.
-bool HasOldLetters(std::string_view text) {
-  bool weight = false, input = text.find('(') != std::string_view::npos;
-  for (size_t i = 1; i + 1 < text.size(); ++i) {
-    const auto digit = [&](size_t at) { return text[at] >= '0' && text[at] <= '9'; };
-    if (!digit(i - 1)) continue;
-    if (text.substr(i, 2) == "BW") return true;
-    weight = weight || (text[i] == 'W' && digit(i + 1));
-    input = input || (text[i] == 'I' && digit(i + 1));
-  }
-  return weight && !input;
-}
-
-/// The rows of Python's lists, as PyTorch prints them: "{0: [0F0, None], 1: [..]}", a list a line
-/// or a list of lists. Throws Error for a rank out of turn and for text that is in no list.
-std::string RowsOfLists(std::string_view text, const std::string& file) {
-  std::string rows;
-  int row = 0;
-  const auto between = [&](std::string_view part) {
-    const size_t other = part.find_first_not_of(" \t\r\n,:{}[]Rrank0123456789");
-    if (other != std::string_view::npos) {
-      throw Error(file + ": has " + Shown(part.substr(other)) +
-                  " outside of its lists, one per rank");
-    }
-    const size_t digit = part.find_first_of("0123456789");
-    int rank = row;
-    if (digit == std::string_view::npos) return;
-    std::from_chars(part.data() + digit, part.data() + part.size(), rank);
-    if (rank == row) return;
-    throw Error(file + ": list " + std::to_string(row + 1) + " is of rank " + std::to_string(rank) +
-                "; lists must be in the order of their ranks");
-  };
-  size_t close = text.find(']');
-  while (close != std::string_view::npos) {
-    const size_t open = text.rfind('[', close);
-    if (open == std::string_view::npos) break;  // the end of a list of lists
-    between(text.substr(0, open));
-    std::string line(text.substr(open + 1, close - open - 1));
-    std::replace(line.begin(), line.end(), '\n', ' ');
-    rows += (line.empty() ? "," : line) + "\n";
-    ++row;
-    text.remove_prefix(close + 1);
-    close = text.find(']');
-  }
-  if (text.find('[') != std::string_view::npos) throw Error(file + ": ends within a list");
-  between(text);
-  return rows;
-}
 
 class Reader {
  public:
@@ -187,9 +39,7 @@ class Reader {
   }
 
  private:
-  [[noreturn]] void Fail(Place place, const std::string& what) const {
-    throw Error(file_ + ": " + Text(place) + ": " + what);
-  }
+  [[noreturn]] void Fail(Place place, const std::string& what) const { FailAt(file_, place, what); }
 
   void ReadRow() {
     const int row = static_cast<int>(plan_.programs.size());
@@ -223,7 +73,7 @@ class Reader {
     if (cell.empty() || cell == "None") return AddIdle();
     ++cells_;
     if (cell.starts_with('(')) return ReadPair(cell, place);
-    const Action action = ReadAction(cell, cell, place);
+    const Action action = OwnAction(cell, cell, place);
     Program& program = plan_.programs.back();
     if (IsCompute(action.type)) {
       constexpr Op kOps[] = {Op::F, Op::B, Op::W, Op::BW};
@@ -274,8 +124,8 @@ class Reader {
         inside.find(';', semicolon + 1) != std::string_view::npos) {
       Fail(place, Shown(cell) + ": a pair is written (0F7;7B3)OVERLAP_F_B");
     }
-    Action f = ReadAction(Trimmed(inside.substr(0, semicolon)), cell, place);
-    Action b = ReadAction(Trimmed(inside.substr(semicolon + 1)), cell, place);
+    Action f = OwnAction(Trimmed(inside.substr(0, semicolon)), cell, place);
+    Action b = OwnAction(Trimmed(inside.substr(semicolon + 1)), cell, place);
     if (f.type == Type::kB) std::swap(f, b);
     if (f.type != Type::kF || b.type != Type::kB) {
       Fail(place, Shown(cell) + ": a pair overlaps one F with one B, the full backward");
@@ -285,68 +135,13 @@ class Reader {
     Keep(b);
   }
 
-  /// `text` is the action, `cell` what it is part of.
-  Action ReadAction(std::string_view text, std::string_view cell, Place place) {
-    Action action;
-    action.place = place;
-    const std::optional<int> stage = TakeNumber(&text);
-    const size_t length = std::min(text.size(), text.find_first_of("0123456789"));
-    const auto* const type = TypeOf(text.substr(0, length));
-    if (!stage || type == nullptr) {
-      Fail(place, Shown(cell) + ": is not an action; an action is a stage, one of F " +
-                      (old_ ? "B W BW" : "I W B") +
-                      " SEND_F RECV_F SEND_B RECV_B WAIT_SEND_F WAIT_SEND_B and a micro-batch, as "
-                      "in 2F0, or a stage and one of UNSHARD RESHARD REDUCE_GRAD WAIT_REDUCE_GRAD");
-    }
-    text.remove_prefix(length);
-    action.type = type->type;
-    action.name = type->name;
-    action.stage = *stage;
-    if (*stage >= kMaxStages) {
-      Fail(place, Shown(cell) + ": the stage must be in 0.." + std::to_string(kMaxStages - 1));
-    }
-    if (HasMicrobatch(action.type)) {
-      const std::optional<int> microbatch = TakeNumber(&text);
-      if (!microbatch || *microbatch >= kMaxMicrobatches) {
-        Fail(place, Shown(cell) + ": " + std::string(type->name) +
-                        " needs a micro-batch after it, in 0.." +
-                        std::to_string(kMaxMicrobatches - 1));
-      }
-      action.microbatch = *microbatch;
-    }
-    if (!text.empty()) {
-      Fail(place, Shown(cell) + ": continues after " + action.Text() + " with " + Shown(text));
-    }
-    Own(action);
-    return action;
-  }
-
-  /// Null for a name that is none.
-  const TypeName* TypeOf(std::string_view name) const {
-    const auto is = [&](const TypeName& known) { return known.name == name; };
-    if (const auto* const found = std::find_if(kOldTypes.begin(), kOldTypes.end(), is);
-        old_ && found != kOldTypes.end()) {
-      return found;
-    }
-    const auto* const found = std::find_if(kTypes.begin(), kTypes.end(), is);
-    return found == kTypes.end() || (old_ && found->type == Type::kI) ? nullptr : found;
-  }
-
-  /// The number that `text` begins with, cut off; too large ones come back as the largest int.
-  static std::optional<int> TakeNumber(std::string_view* text) {
-    int number = 0;
-    const auto [end, error] = std::from_chars(text->data(), text->data() + text->size(), number);
-    if (error == std::errc::invalid_argument || text->starts_with('-')) return {};
-    text->remove_prefix(static_cast<size_t>(end - text->data()));
-    return error == std::errc() ? number : std::numeric_limits<int>::max();
-  }
-
-  /// Every action says that its stage lives on the rank of its row.
-  void Own(const Action& action) {
+  /// Reads an action, which says that its stage lives on the rank of its row.
+  Action OwnAction(std::string_view text, std::string_view cell, Place place) {
+    const Action action = ReadAction(text, cell, place, old_, file_);
     const auto stage = static_cast<size_t>(action.stage);
     if (owners_.size() <= stage) owners_.resize(stage + 1);
     if (owners_[stage].row < 0) owners_[stage] = action.place;
-    if (owners_[stage].row == action.place.row) return;
+    if (owners_[stage].row == action.place.row) return action;
     Fail(action.place, action.Text() + ": stage " + std::to_string(stage) + " is on row " +
                            std::to_string(owners_[stage].row + 1) +
                            " already; a stage lives on one rank");
@@ -516,6 +311,15 @@ class Reader {
 };
 
 }  // namespace
+}  // namespace contraflow::torch_csv
+
+namespace contraflow {
+namespace {
+
+/// Bytes that Windows puts before UTF-8.
+constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";
+
+}  // namespace
 
 bool LooksLikeTorchCsv(std::string_view beginning) {
   if (beginning.starts_with(kByteOrderMark)) beginning.remove_prefix(kByteOrderMark.size());
@@ -536,64 +340,10 @@ Plan ReadTorchCsv(std::string_view text, const std::string& place, TorchCsvNotes
   const size_t open = text.find('[');
   if (open == std::string_view::npos || text.substr(0, open).find_first_not_of(
                                             " \t\r\n{:0123456789Rrank") != std::string_view::npos) {
-    return Reader(text, place).Read(notes);
+    return torch_csv::Reader(text, place).Read(notes);
   }
-  const std::string rows = RowsOfLists(text, place);
-  return Reader(rows, place).Read(notes);
-}
-
-CostModel CostsOfForwards(CostModel costs, const std::string& place) {
-  const auto refuse = [&](bool components) {
-    if (!components) return;
-    throw Error(place +
-                ": has forwards alone, and these costs are of components; give costs of stages");
-  };
-  const auto leave = [](StageCost* cost) {
-    cost->b = cost->w = cost->bw = 0;
-    cost->reduce = cost->step = 0;
-    cost->fb = cost->f;
-  };
-  refuse(costs.moe || !costs.stage_moe.empty());
-  for (StageCost& stage : costs.stages) leave(&stage);
-  for (LayerCost& layer : costs.layers) {
-    refuse(layer.moe.has_value());
-    leave(&layer.cost);
-  }
-  return costs;
-}
-
-Plan WithoutMessages(Plan plan) {
-  for (Program& program : plan.programs) {
-    program.erase(
-        std::remove_if(program.begin(), program.end(),
-                       [](const Instruction& i) { return WorkOf(i.op) != Work::kCompute; }),
-        program.end());
-  }
-  plan.level = Level::kCompute;
-  plan.semantics = Semantics::kRank;
-  plan.marks.clear();
-  return plan;
-}
-
-std::optional<Finding> LossOutOfTurn(const Plan& plan) {
-  for (int r = 0; r < plan.ranks; ++r) {
-    int next = 0;
-    for (size_t at = 0; at < plan.program(r).size(); ++at) {
-      const Instruction& i = plan.program(r)[at];
-      if (!HasForward(i.op) || i.stage + 1 != plan.stages || i.microbatch == next++) continue;
-      return Finding{"order", r, static_cast<int>(at),
-                     ToString(i) +
-                         " is out of turn: PyTorch takes the losses of the last stage by position, "
-                         "so its forwards must ascend"};
-    }
-  }
-  return std::nullopt;
-}
-
-void RequireLossesInTurn(const Plan& plan, const std::string& place) {
-  const std::optional<Finding> found = LossOutOfTurn(plan);
-  if (!found) return;
-  throw Error(place + ": " + CsvPlace(plan, found->rank, found->index) + ": " + found->message);
+  const std::string rows = torch_csv::RowsOfLists(text, place);
+  return torch_csv::Reader(rows, place).Read(notes);
 }
 
 std::string CsvPlace(const Plan& plan, int rank, int index) {
@@ -603,7 +353,7 @@ std::string CsvPlace(const Plan& plan, int rank, int index) {
       if (mark.before <= index) column += mark.count;
     }
   }
-  return Text(Place{rank, column});
+  return torch_csv::Text({rank, column});
 }
 
 }  // namespace contraflow

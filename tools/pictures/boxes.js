@@ -1,4 +1,4 @@
-// What lies on a lane of a rank, as boxes in the order of time, and the same once more at coarser
+// Contents of a lane of a rank, as boxes in the order of time, and the same once more at coarser
 // levels: where many boxes share a pixel, a few that stand for all of them are painted.
 
 const GROUP = 4;  // boxes that one of the next level stands for
@@ -128,7 +128,7 @@ function makeBoxes(plan, rank, passes) {
   return new Boxes(permuted(ids), permuted(parts), permuted(starts), permuted(ends));
 }
 
-// What a rank holds over time: times and amounts, the first of them at 0.
+// Amounts that a rank holds over time: times and amounts, the first of them at 0.
 function memoryCurves(plan) {
   if (plan.curves) return plan.curves;
   plan.curves = [];

@@ -39,7 +39,7 @@ function hueColor(number, lightness) {
 
 const LIGHTNESS = {F: 0.82, ATTN_F: 0.82, B: 0.7, BW: 0.7, ATTN_B: 0.7, W: 0.58, ATTN_W: 0.58};
 
-// What gives each box its colour: (id, part) -> colour.
+// Gives each box its colour: (id, part) -> colour.
 function colorsOf(plan, mode) {
   const rows = [];
   for (const kind of KINDS) {
@@ -63,7 +63,7 @@ function messageColor(op) {
   return canvasColor(op === OP.SEND_F || op === OP.RECV_F ? 0xd9a02e : 0x4f94cf);
 }
 
-// Where a rank has more than two stages their colour tells which.
+// If a rank has more than two stages their colour tells which.
 function defaultMode(plans) {
   return plans.some((plan) => plan.sides > 2) ? "chunk" : "kind";
 }

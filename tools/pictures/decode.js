@@ -1,4 +1,4 @@
-// What page_data.cc packs, read again.
+// Reader of what page_data.cc packs.
 
 // The bytes of base64 text. atob would make a string of them first.
 function decodeBase64(text) {

@@ -2,7 +2,7 @@
 
 const AXIS_HEIGHT = 24, DARK_INK = 0xff30241f, LIGHT_INK = 0xffffffff;
 
-// What can be read on a colour.
+// Colour that can be read on a colour.
 function inkOn(color) {
   const light = 2 * (color & 255) + 5 * (color >> 8 & 255) + (color >> 16 & 255);
   return light > 8 * 105 ? DARK_INK : LIGHT_INK;
@@ -127,7 +127,7 @@ class Painter {
     }
   }
 
-  // What stands left and right of a row.
+  // Draws the texts left and right of a row.
   drawBeside(row) {
     const {context, colors, page} = this;
     const y = AXIS_HEIGHT + row.y - page.view.scroll, middle = y + row.height / 2;
@@ -152,7 +152,7 @@ class Painter {
     }
   }
 
-  // Where rows are lower than a line of text some of them have a label.
+  // If rows are lower than a line of text some of them have a label.
   labelled(row) {
     const pitch = row.height + gapOf(row.height) + (this.page.layout.hasStrip(row.plan) ? 6 : 0);
     const every = [1, 2, 4, 8, 16, 32, 64, 128].find((step) => step * pitch >= 13) || 256;
@@ -189,7 +189,7 @@ class Painter {
     context.fillText(percentText(bubble), this.width - 4, y + row.height / 2 + 0.5);
   }
 
-  // What the rank holds over time, and the most that it may.
+  // Amount that the rank holds over time, and the most that it may.
   drawCurve(row, y) {
     const {context, colors, page, left, plotWidth} = this;
     const {view} = page;

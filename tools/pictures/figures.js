@@ -10,7 +10,7 @@ function busyTimes(plan) {
   return plan.busy;
 }
 
-// As a share of the makespan.
+// Bubble as a share of the makespan.
 function rankBubble(plan, rank) {
   return plan.makespan > 0 ? 1 - busyTimes(plan)[rank] / plan.makespan : 0;
 }
@@ -142,7 +142,7 @@ function rankTable(plan) {
   return element("div", {className: "wide"}, table);
 }
 
-// What is wrong with plans that are not sound.
+// Faults of plans that are not sound.
 function fillFindings(page) {
   const box = document.getElementById("findings");
   for (const [p, plan] of page.plans.entries()) {

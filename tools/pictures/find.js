@@ -1,6 +1,6 @@
 // Search: "s3 m7", "BW m2", "r1 F", "rank 3 l0".
 
-// What the words ask for, or null where they are none of these.
+// Query of the words, or null where they are none of these.
 function parseQuery(text) {
   const query = {};
   const words = text.trim().replace(/\brank\s+(\d+)/gi, "r$1").split(/[\s,]+/).filter(Boolean);
@@ -31,7 +31,7 @@ function findInstructions(plans, query) {
            (plan.op[id] === OP.FB && cell(plan.backStage[id], plan.backMicrobatch[id])));
     };
     for (let id = 0; id < plan.count && found.length < MOST_FOUND; ++id) {
-      // Who does not ask for messages looks for work.
+      // A user who does not ask for messages looks for work.
       if (!query.ops && plan.lane(id) === MESSAGE) continue;
       if (fits(id)) found.push({p, id});
     }

@@ -56,8 +56,8 @@ bool HasComponents(const Picture& picture) {
   return !picture.rows.empty() && !picture.rows[0].lane.empty();
 }
 
-/// What boxes of a kind look like, eight columns wide.
-std::string Sample(Op kind) {
+/// Look of boxes of a kind, eight columns wide.
+std::string SampleOf(Op kind) {
   std::string text = std::string(Letters(kind)) + "3";
   if (kind == Op::FB) text = "F3&BW1";
   if (!ShortName(kind).empty()) text = ShortNames(kind);
@@ -78,7 +78,7 @@ std::string Swatch(Op kind) {
   const bool component = !ShortName(kind).empty();
   const Part first = {kind == Op::FB ? Op::F : kind, 0, 0, 0};
   std::string text = "  " + SwitchColor(ColorOf(first)) + "▏";
-  text += component ? Sample(kind).substr(2, 1) + " " + Sample(kind).substr(5, 1) + " " : "3 ";
+  text += component ? SampleOf(kind).substr(2, 1) + " " + SampleOf(kind).substr(5, 1) + " " : "3 ";
   if (kind == Op::FB) text += SwitchColor(ColorOf({Op::BW, 0, 0, 0})) + "&1 ";
   return text + SwitchColor(-1) + (kind == Op::FB ? "  " : component ? "   " : "     ");
 }
@@ -119,7 +119,7 @@ std::string GridLegend(const Picture& picture, bool color) {
   const bool components = HasComponents(picture);
   for (const Op kind : KindsIn(picture)) {
     out += (color ? Swatch(kind) + (ShortName(kind).empty() ? std::string(Name(kind)) + " " : "")
-                  : Sample(kind)) +
+                  : SampleOf(kind)) +
            std::string(Explain(kind)) + "\n";
   }
   if (!color) out += "  .       idle\n";
@@ -202,7 +202,7 @@ class GridDrawing {
   }
 
  private:
-  /// Where ranks of a plan that is not sound go no further, and what is wrong.
+  /// Places where ranks of a plan that is not sound go no further, and the fault.
   std::string Stops() const {
     std::string out = picture_.stops.empty() ? "" : "\n";
     for (const StoppedRank& stop : picture_.stops) {
@@ -220,7 +220,7 @@ class GridDrawing {
     return out;
   }
 
-  /// What stands before a row; the second lane of a rank does not repeat its number.
+  /// Text before a row; the second lane of a rank does not repeat its number.
   std::string Head(const Picture::Row& row) const {
     std::string number = std::to_string(row.rank);
     number.insert(0, static_cast<size_t>(number_) - number.size(), ' ');
@@ -270,8 +270,8 @@ class GridDrawing {
     return scale;
   }
 
-  /// As much detail as a few bands take. Letters that touch are hard to read; a free column is
-  /// worth a few bands, too. `bands`: how many there are at a column a tick.
+  /// Scale of as much detail as a few bands take. Letters that touch are hard to read; a free
+  /// column is worth a few bands, too. `bands`: how many there are at a column a tick.
   double LabelScale(double bands) const {
     double scale = 0;
     for (const LabelDetail detail : kDetails) {
@@ -288,7 +288,7 @@ class GridDrawing {
     const double bands = static_cast<double>(Length()) / room_;  // a column a tick
     scale_ = LabelScale(bands);
     scale_ = std::min(scale_, kMaxBands / bands);
-    if (scale_ == 0) scale_ = 1 / bands;  // Nothing but REDUCE and STEP.
+    if (scale_ == 0) scale_ = 1 / bands;  // The plan has only REDUCE and STEP.
     columns_ = std::max(1, At(Length()));
     // Marks no closer than their text is wide.
     const std::string last = FormatTime(picture_.to, shown_);

@@ -87,7 +87,7 @@ class Layout {
     return y + gap;
   }
 
-  // Of an opened rank, below its compute lane: those with work, then one for each link.
+  // Lanes of an opened rank, below its compute lane: those with work, then one for each link.
   lanesOf(plan, rank) {
     const seen = new Set();
     for (let id = plan.first[rank]; id < plan.first[rank + 1]; ++id) {

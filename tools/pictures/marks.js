@@ -1,5 +1,5 @@
-// What lies over the rows: the box under the pointer, the selection with its last wait and
-// messages, the critical path, what was found, and where a broken plan stands.
+// Marks over the rows: the box under the pointer, the selection with its last wait and messages,
+// the critical path, what was found, and where a broken plan stands.
 
 class Marks {
   constructor(page) {
@@ -39,7 +39,8 @@ class Marks {
     this.drawTimeAtPointer();
   }
 
-  // Where an instruction is drawn: {x, y, width, height}, or null where its row is not there.
+  // Place at which an instruction is drawn: {x, y, width, height}, or null where its row is not
+  // there.
   place(p, id) {
     const {page} = this;
     const {view, painter} = page;

@@ -36,7 +36,7 @@ class Plan {
       for (const [from, to] of route.microbatches) this.routeOf.fill(number, from, to + 1);
     });
     this.visitOf = visitsOf(head);
-    // What has been asked for stays: indices are made when first needed.
+    // Indices that have been asked for stay: they are made when first needed.
     this.instructions = this.after = this.times = null;
   }
 
@@ -160,7 +160,7 @@ class Plan {
     return this.visitOf[stage];
   }
 
-  // As in plan files, without the keys.
+  // Text like in plan files, without the keys.
   text(id) {
     const op = this.op[id];
     let text = `${OPS[op].name} s${this.stage[id]}`;

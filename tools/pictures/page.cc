@@ -20,7 +20,7 @@ std::string_view Asset(std::string_view name) {
   return asset->text;
 }
 
-/// Of every operation what the page must know of it; by its number.
+/// The page's knowledge of every operation; by its number.
 Json Operations() {
   constexpr const char* kWorks[] = {"compute", "send", "recv",    "component", "alltoall",
                                     "reduce",  "step", "offload", "reload"};

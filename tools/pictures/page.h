@@ -15,7 +15,7 @@ namespace contraflow {
 /// Most instructions of all plans of one page: a browser needs 50 bytes for each.
 inline constexpr int64_t kMostOnPage = 8'000'000;
 
-/// One plan of a page, and when its instructions run. What it points to must outlive it.
+/// One plan of a page, and when its instructions run. All that it points to must outlive it.
 struct PagePlan {
   const Plan* plan = nullptr;
   const CostModel* costs = nullptr;

@@ -7,7 +7,7 @@ class Page {
     this.kinds = kindsIn(this.plans);
     this.mode = defaultMode(this.plans);
     const longest = Math.max(...this.plans.map((plan) => plan.makespan), 1);
-    // What does not end has room for a note on where it stands.
+    // A run that does not end has room for a note on where it stands.
     const broken = this.plans.some((plan) => plan.findings.length > 0);
     this.view = new View(broken ? longest * 1.25 : longest, () => this.ask());
     this.layout = new Layout(this.plans, data.view);

@@ -1,4 +1,4 @@
-// What a page knows of a plan, small enough that one of millions of instructions can be sent by
+// The page's knowledge of a plan, small enough that one of millions of instructions can be sent by
 // mail.
 //
 // Instructions, their times, what they wait for and the memory they hold are lists of tuples of
@@ -220,7 +220,7 @@ std::string PackTimes(const Plan& plan, const Timeline& timeline) {
 
 std::string PackMemory(const PagePlan& page, bool bytes) {
   Tuples tuples;
-  // What a plan that is not sound holds is not known.
+  // The memory of a plan that is not sound is not known.
   for (int r = 0; r < page.plan->ranks && page.broken != nullptr; ++r) tuples.Put({});
   if (page.broken != nullptr) return tuples.Packed();
   for (const auto& changes : MemoryChanges(*page.plan, *page.costs, page.run->timeline)) {
@@ -310,7 +310,8 @@ Json RoutesOf(const Plan& plan) {
   return routes;
 }
 
-/// What each rank holds before the first activation, and how much more it may; null: not known.
+/// Amount that each rank holds before the first activation, and how much more it may; null: not
+/// known.
 void AddMemory(const PagePlan& page, bool bytes, Json* out) {
   const Plan& plan = *page.plan;
   Json fixed = Json::array(), limits = Json::array();
@@ -329,7 +330,7 @@ void AddMemory(const PagePlan& page, bool bytes, Json* out) {
     limits.push_back(std::move(limit));
   }
   (*out)["memory_unit"] = bytes ? "bytes" : "activations";
-  // What 1F1B holds, in activations of this plan's stages.
+  // Amount that 1F1B holds, in activations of this plan's stages.
   (*out)["memory_1x"] =
       plan.stages * std::min(1.0, static_cast<double>(plan.microbatches) / plan.ranks);
   (*out)["fixed"] = std::move(fixed);

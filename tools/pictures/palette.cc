@@ -27,7 +27,7 @@ constexpr KindColors kColors[] = {
 };
 constexpr uint32_t kOther = 0xc9ccd3;
 
-/// Of the stages of a rank where there are more than two.
+/// Hues of the stages of a rank where there are more than two.
 constexpr std::array<uint32_t, kSideColors> kHues = {0x4477bb, 0xee7722, 0x1f8a6d, 0xb0459b,
                                                      0xeed633, 0x55c8f0, 0xb5483a, 0x888888};
 

@@ -31,8 +31,8 @@ struct Box {
   bool wrong = false;       ///< a finding is about it
 };
 
-/// What grid and SVG draw: the boxes of each rank, in time order; where the plan has
-/// components, a row for its compute lane and below it one for its all-to-all lane.
+/// Subject of grid and SVG: the boxes of each rank, in time order; where the plan has components, a
+/// row for its compute lane and below it one for its all-to-all lane.
 struct Picture {
   struct Row {
     int rank;
@@ -61,7 +61,7 @@ class Sides {
     if (!several_routes_) return of_[static_cast<size_t>(stage)];
     return microbatch < 0 ? 0 : of_[static_cast<size_t>(microbatch)];
   }
-  /// What side 1 is, or what the sides are; "" where there is one only.
+  /// Meaning of side 1, or of the sides; "" where there is one only.
   const std::string& text() const { return text_; }
   int count() const { return count_; }
 
@@ -72,7 +72,7 @@ class Sides {
   int count_ = 1;
 };
 
-/// What a picture shows of a plan.
+/// Part of a plan that a picture shows.
 struct View {
   int rank = -1;                ///< -1: all
   Time from = 0;                ///< from here
@@ -114,13 +114,13 @@ std::span<const Op> AllKinds();
 /// Kinds of work that occur, in the order F B W BW FB, components, REDUCE STEP; for legends.
 std::vector<Op> KindsIn(const Picture& picture);
 
-/// What a kind of work is, for legends.
+/// Meaning of a kind of work, for legends.
 std::string_view Explain(Op kind);
 
 /// "AF" for ATTN_F, "DB" for DISPATCH_B; "" of what is no component.
 std::string_view ShortName(Op op);
 
-/// Of all operations of a kind: "AF MF"; its name where it is no component.
+/// Names of all operations of a kind: "AF MF"; its name where it is no component.
 std::string_view ShortNames(Op kind);
 
 /// How a grid is drawn.

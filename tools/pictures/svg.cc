@@ -18,7 +18,7 @@ using Hundredths = int64_t;
 
 constexpr Hundredths kHeadRoom = 3200, kRowHeight = 2400, kRowGap = 400, kRight = 1600;
 constexpr Hundredths kLegendLine = 2200;
-/// Where the picture begins: behind "rank 0", or "rank 0 all-to-all".
+/// Left edge of the picture: after "rank 0", or "rank 0 all-to-all".
 constexpr Hundredths kLeftOfRanks = 7000, kLeftOfLanes = 12000;
 /// Between the two lanes of a rank.
 constexpr Hundredths kLaneGap = 100;
@@ -52,7 +52,7 @@ std::string Px(Hundredths value) {
   return text;
 }
 
-/// What is written into a part's box: "12", of components "AF12" or, `brief`, "AF".
+/// Text in a part's box: "12", of components "AF12" or, `brief`, "AF".
 std::string Label(const Part& part, bool brief) {
   const std::string id = std::to_string(part.microbatch >= 0 ? part.microbatch : part.stage);
   const std::string name(ShortName(part.op));
@@ -263,7 +263,7 @@ class Drawing {
     return out;
   }
 
-  /// What the colours of the stages of a rank are, in one line.
+  /// Meaning of the colours of the stages of a rank, in one line.
   std::string SideColors(Hundredths y) const {
     std::string out;
     Hundredths x = left_;
@@ -276,7 +276,7 @@ class Drawing {
     return out + Text("l", x, y, "which stage of its rank");
   }
 
-  /// Where ranks go no further, and which of them wait for each other.
+  /// Places where ranks go no further, and which of them wait for each other.
   std::string Stops() const {
     std::string out;
     std::map<int, std::pair<Hundredths, Hundredths>> places;

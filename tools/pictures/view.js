@@ -1,4 +1,4 @@
-// What of the plans is on the screen: an interval of time, and how far the rows are moved up.
+// Part of the plans that is on the screen: an interval of time, and how far the rows are moved up.
 
 class View {
   constructor(longest, changed) {

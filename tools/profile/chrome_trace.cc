@@ -16,7 +16,7 @@ namespace {
 constexpr double kMaxTime = 1e16;
 constexpr size_t kMaxName = 512;
 
-/// Where the parser is. Everything below kEvent and kArgs that is not asked for is skipped.
+/// Place of the parser. Everything below kEvent and kArgs that is not asked for is skipped.
 enum class Within { kRoot, kTop, kDistributed, kEvents, kEvent, kArgs, kSkip };
 
 class TraceHandler {

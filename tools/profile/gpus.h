@@ -6,7 +6,7 @@
 
 namespace contraflow {
 
-/// What a GPU can do at best, by its data sheet; `costs init` multiplies it with efficiencies.
+/// Best figures of a GPU, by its data sheet; `costs init` multiplies it with efficiencies.
 struct GpuSheet {
   std::string_view name;
   double bf16 = 0;     ///< FLOP/s of its matrix units, without sparsity

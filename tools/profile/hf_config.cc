@@ -45,7 +45,7 @@ std::string QuoteNonFinite(std::string_view text) {
   return quoted;
 }
 
-/// What transformers takes for a key that a config leaves out.
+/// Default of transformers for a key that a config leaves out.
 struct Default {
   std::string_view key;
   int64_t value;
@@ -298,7 +298,7 @@ ModelShape Gemma(const Config& config, int64_t pattern) {
 
 ModelShape Gemma2(const Config& config) { return Gemma(config, 2); }
 
-/// Of Gemma3TextConfig; published configs leave out what is as here.
+/// Defaults of Gemma3TextConfig; published configs leave out what is as here.
 constexpr Default kGemma3Defaults[] = {
     {"vocab_size", 262'208},   {"hidden_size", 2304},      {"intermediate_size", 9216},
     {"num_hidden_layers", 26}, {"num_attention_heads", 8}, {"num_key_value_heads", 4},

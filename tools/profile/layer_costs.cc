@@ -11,7 +11,7 @@
 namespace contraflow {
 namespace {
 
-/// What the reader of cost files takes.
+/// Most bytes that the reader of cost files takes.
 constexpr double kMaxBytes = 0x1p40;
 /// More than an hour; a layer's parts and all-to-alls then add up to less than kMaxCost.
 constexpr double kLongestPart = 0x1p42;

@@ -29,12 +29,12 @@ struct LayerEstimate {
   /// Name of a layer whose parameters it needs, and which counts them; "": none.
   std::string tied;
 
-  // What it follows from.
+  // Work that it follows from.
   WorkOfLayer work;
   std::vector<PartTime> times;  ///< of its parts
 };
 
-/// What a message between stages costs.
+/// Cost of a message between stages.
 struct MessageCost {
   Time latency = 0;
   int64_t bytes = 0;
@@ -68,7 +68,7 @@ inline constexpr Time kNodeLatency = 10'000, kNetworkLatency = 30'000;
 
 /// Seconds as ticks.
 Time TicksOf(double seconds);
-/// What an all-to-all takes without latency and wait, of the slower link.
+/// Time of an all-to-all without latency and wait, of the slower link.
 Time TransferTime(const AllToAll& exchange, const CostSetup& setup);
 
 }  // namespace contraflow

@@ -37,8 +37,8 @@ struct Kept {
   std::string name;
   KeptUntil until = KeptUntil::kB;
   double bytes = 0;
-  /// Of what is kept from F: the value that it is part of; nothing: no part of a layer makes it
-  /// again.
+  /// For bytes that are kept from F: the value that they are part of; nothing: no part of a layer
+  /// makes it again.
   std::optional<Value> value = {};
 };
 

@@ -9,7 +9,7 @@ namespace {
 
 constexpr const char* kBothInputs = "both inputs";
 
-/// What each device sends for a token that visits `copies` other places, over a link.
+/// Bytes that each device sends for a token that visits `copies` other places, over a link.
 AllToAll Exchange(const WorkBuilder& work, int64_t bytes) {
   const MoeDims& moe = work.model.moe;
   const int64_t devices = work.setup.expert_parallel * work.setup.expert_tensor;
@@ -81,7 +81,7 @@ WorkOfLayer BlockWork(const ModelShape& model, const CostSetup& setup, const Blo
 WorkOfLayer PredictionWork(const ModelShape& model, const CostSetup& setup, int64_t index) {
   WorkBuilder work(model, setup);
   work.AddMemory("norms of both inputs", work.own_tokens, 2 * work.hidden, 2 * kBf16, 3 * kBf16);
-  // Of both inputs, and before the head.
+  // Norms of both inputs, and before the head.
   work.AddParameters(3, work.hidden);
   work.Add({.name = "projection of both",
             .rows = work.own_tokens,

@@ -16,7 +16,7 @@ constexpr int64_t kMostBytes = int64_t{1} << 30;
 constexpr std::array<std::string_view, 5> kForms = {"kineto", "megatron-log", "nvtx-csv", "trace",
                                                     "csv"};
 
-/// By what only one of them has; nothing if it has none of it.
+/// Form by what only one of them has; nothing if it has none of it.
 std::optional<ProfileForm> FormOf(std::string_view text) {
   const size_t first = text.find_first_not_of(" \t\r\n");
   if (first == std::string_view::npos) return std::nullopt;

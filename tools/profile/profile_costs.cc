@@ -153,7 +153,7 @@ class CostMaker {
       bw.push_back(of_stage.bw);
     }
     Fill(&bw, "backward (B and W, or BW)");
-    // What has no bw has neither of its parts, and was named.
+    // A chunk that has no bw has neither of its parts, and was named.
     Fill(&b, "");
     Fill(&w, "");
     const std::vector<double> saved = Savings(f, bw);
@@ -198,7 +198,7 @@ class CostMaker {
          " was timed; taken as the median of the other stages");
   }
 
-  /// What an overlapped pair saves over its parts, of each stage; empty if there were no pairs.
+  /// Saving of an overlapped pair over its parts, of each stage; empty if there were no pairs.
   std::vector<double> Savings(const std::vector<std::optional<double>>& f,
                               const std::vector<std::optional<double>>& bw) {
     std::vector<std::vector<double>> of_stage(f.size());
@@ -219,7 +219,7 @@ class CostMaker {
     return savings;
   }
 
-  /// As noisy costs of a file are mended, however far they are off: both are measured.
+  /// Mends them like noisy costs of a file, however far they are off: both are measured.
   void Clamp(int stage, StageCost* cost) {
     const Time part = std::max(cost->b, cost->w);
     const Time longest = std::max(cost->f, part);
@@ -314,7 +314,7 @@ class CostMaker {
         const std::vector<double> delays = Delays(forward);
         if (delays.empty()) continue;
         AddRow(forward ? "message, forward" : "message, backward", -1, delays, 0);
-        // What a busy host adds only makes them longer.
+        // A busy host only makes them longer.
         sum += QuantileOf(delays, 0.25);
         ++directions;
       }

@@ -212,7 +212,7 @@ std::string MeasuredRun::Note() const {
   std::string note;
   const auto add = [&](const std::string& more) { note += (note.empty() ? "" : "; ") + more; };
   if (steps > 1) add("step " + std::to_string(steps) + " of " + std::to_string(steps));
-  // As compiler/files/trace.h has it.
+  // Same as in compiler/files/trace.h.
   if (timeline.unit == Unit::kUnit) add("1 unit of the plan is taken as 1 ms");
   for (size_t i = 0; i < notes.size(); ++i) {
     if (std::find(notes.begin(), notes.begin() + static_cast<std::ptrdiff_t>(i), notes[i]) ==

@@ -45,9 +45,9 @@ struct MeasuredRun {
 /// another plan.
 MeasuredRun ReadRun(const Plan& plan, const std::vector<TraceText>& traces);
 
-/// What a run took besides its instructions, launches and a busy processor, stands in no time of
-/// one. Where the plan, simulated with costs of the run, is more than 1 % off the run's makespan,
-/// sets the latency of a message so that it is not, and notes it; or notes that no latency does.
+/// No time of an instruction has the rest of a run's time, launches and a busy processor.
+/// If the plan, simulated with costs of the run, is more than 1 % off the run's makespan, sets
+/// the latency of a message so that it is not, and notes it; or notes that no latency does.
 void FitMessages(const Plan& plan, Time makespan, ProfiledCosts* profile);
 
 }  // namespace contraflow

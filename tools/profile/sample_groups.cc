@@ -11,7 +11,7 @@
 namespace contraflow {
 namespace {
 
-/// By rank; -1: not told apart.
+/// Groups by rank; -1: not told apart.
 using RankGroups = std::map<int, std::map<SampleKey, SampleGroup>>;
 
 /// A stage has one cost, wherever it runs.
@@ -67,7 +67,7 @@ SampleGroups GroupSamples(const std::vector<FileSamples>& files, const ProfileOp
     }
     for (const Sample& sample : file.samples) {
       const Instruction& what = sample.what;
-      // Of a message the stages do not matter, and components cost the same in every stage.
+      // The stages of a message do not matter, and components cost the same in every stage.
       const bool cell = !IsMessage(what.op) && OperandsOf(what.op) != Operands::kLayer;
       const int rank = sample.rank >= 0 ? sample.rank : file.rank;
       SampleGroup& group = by_rank[options.mean && cell ? rank : -1][{

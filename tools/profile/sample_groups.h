@@ -12,7 +12,7 @@
 
 namespace contraflow {
 
-/// What samples are put together by; -1 where an instruction has none of it.
+/// Key by which samples are put together; -1 where an instruction has none of it.
 struct SampleKey {
   Op op;
   int stage, back_stage, layer;
@@ -25,7 +25,7 @@ struct SampleGroup {
   int64_t warmup = 0;
 };
 
-/// Those that count, by what they are of; each has some.
+/// Groups that count, by what they are of; each has some.
 struct SampleGroups {
   std::map<SampleKey, SampleGroup> of;
   int stages = 0;  ///< of the profile, or of the plan; 0: all that was timed is of every stage
@@ -33,17 +33,17 @@ struct SampleGroups {
 };
 
 /// Without steps that are warm-up and, of ranks with copies of the same stages, without the faster
-/// ones where means count. What it finds goes to the notes and unmapped names of `result`.
+/// ones where means count. Its findings go to the notes and unmapped names of `result`.
 SampleGroups GroupSamples(const std::vector<FileSamples>& files, const ProfileOptions& options,
                           ProfiledCosts* result);
 
 /// How many steps of a file are warm-up. Throws Error if that leaves none.
 int WarmupOf(const FileSamples& file, const ProfileOptions& options);
 
-/// Of sorted times: what a share of them are below, between two neighbours on the line.
+/// Value of sorted times that a share of them are below, between two neighbours on the line.
 double QuantileOf(const std::vector<double>& sorted, double share);
 
-/// What stands for times of one thing: their median, or their mean.
+/// Value that stands for times of one thing: their median, or their mean.
 double TypicalOf(std::vector<double> times, bool mean);
 
 /// "3", "0, 2-5"

@@ -1,6 +1,6 @@
 #pragma once
 
-// What profiles say, whatever their form. Times in microseconds.
+// Content of profiles, whatever their form. Times in microseconds.
 
 #include <cstdint>
 #include <map>
@@ -31,7 +31,7 @@ struct MessageEnd {
   int step = 0;
 };
 
-/// What one file says.
+/// Content of one file.
 struct FileSamples {
   std::string place;  ///< its name, for messages
   std::vector<Sample> samples;

@@ -37,17 +37,17 @@ std::string_view Name(WorkKind kind);
 
 using Efficiencies = std::array<double, kWorkKinds>;  ///< by WorkKind
 
-/// What is assumed where the user says nothing. Those of bf16 are what large matmuls reach in
-/// training; with those of fp8 matmuls a dense layer is 1.3 to 1.45 times as fast, as is published.
-/// Experts in fp8, memory and all-to-all are fitted to DeepSeek's training trace
-/// (tests/tools/profile), where matmuls reach 0.35 and attention 0.34 beside communication.
+/// Assumptions where the user says nothing. Those of bf16 are what large matmuls reach in training;
+/// with those of fp8 matmuls a dense layer is 1.3 to 1.45 times as fast, as is published. Experts
+/// in fp8, memory and all-to-all are fitted to DeepSeek's training trace (tests/tools/profile),
+/// where matmuls reach 0.35 and attention 0.34 beside communication.
 Efficiencies DefaultEfficiencies(bool fp8);
 
 /// Puts "KIND=X,..." over them. Throws Error for a kind that there is none of, and a share that is
 /// not above 0 and at most 1.
 void ParseEfficiencies(std::string_view text, Efficiencies* efficiencies);
 
-/// What a model is trained on, and how it is split.
+/// Training setup of a model, and how it is split.
 struct CostSetup {
   const GpuSheet* gpu = nullptr;
   int64_t tensor_parallel = 1;  ///< GPUs that split each matrix, and the tokens in between
@@ -57,7 +57,7 @@ struct CostSetup {
   int64_t micro_batch = 1;      ///< sequences of a micro-batch
   bool fp8 = false;             ///< matmuls but the router and the head; else bf16
   Efficiencies efficiency = DefaultEfficiencies(false);
-  /// What a rank waits for the last of its expert group before each all-to-all, as a share of the
+  /// Wait of a rank for the last of its expert group before each all-to-all, as a share of the
   /// compute time (f, b and w) of a layer.
   double wait = 0.1;
 

@@ -77,7 +77,7 @@ struct CsvColumn {
   double us = 1;  ///< of its unit
 };
 
-/// Nothing for a unit that is none.
+/// Returns nothing for a unit that is none.
 std::optional<CsvColumn> ParseColumn(std::string_view text) {
   text = TrimBlanks(text);
   CsvColumn column{.name = std::string(text)};
@@ -93,7 +93,7 @@ std::optional<CsvColumn> ParseColumn(std::string_view text) {
   return std::nullopt;
 }
 
-/// Nothing if the text is no finite number.
+/// Returns nothing if the text is no finite number.
 std::optional<double> ParseReal(std::string_view text) {
   text = TrimBlanks(text);
   double value = 0;
@@ -124,7 +124,7 @@ int ReadIndex(const CsvRows& rows, const char* what, const std::string& field, i
   return static_cast<int>(*value);
 }
 
-/// Where the named columns stand, -1 for those that are not there.
+/// Places of the named columns, -1 for those that are not there.
 struct TableHead {
   int stage = -1, op = -1, time = -1, microbatch = -1, step = -1;
   double us = 1;
@@ -224,7 +224,7 @@ FileSamples ReadNvtxSamples(std::string_view text, const std::string& place) {
       const std::string& title = column->name;
       if (title == "Name" || title == "Range") name = static_cast<int>(i);
       if (title == "Instances" || title == "Range Instances") count = static_cast<int>(i);
-      // What ran on the device, else what the host took.
+      // Times on the device count, else those of the host.
       const bool device = title == "Projected Duration" || title == "Proj Med";
       if (!device && title != "Duration" && title != "Med") continue;
       if (time >= 0 && !device) continue;

@@ -11,13 +11,13 @@
 #include "tools/profile/samples.h"
 
 // A host range of PyTorch covers what the host does: it launches work for a device, and waits for
-// receives. What it stands for is the span of the device's work that was launched in it; without a
-// device, the range less the time up to the end of the receive that it waited for.
+// receives. It stands for the span of the device's work that was launched in it; without a device,
+// for the range less the time up to the end of the receive that it waited for.
 
 namespace contraflow {
 namespace {
 
-/// What takes no time is drawn a nanosecond long. Microseconds.
+/// Length of an instruction of no time as it is drawn, a nanosecond. Microseconds.
 constexpr double kDrawn = 1.5e-3;
 
 struct Interval {
@@ -188,7 +188,7 @@ class TraceSamples {
     }
     const Instruction& what = *range.what;
     if (IsMessage(what.op)) {
-      // What a device sends and receives, the host does not wait for.
+      // The host does not wait for what a device sends and receives.
       if (works_.empty()) TakeHostMessage(range);
       return;
     }
@@ -211,7 +211,7 @@ class TraceSamples {
     return first != components_.end() && *first <= span.end;
   }
 
-  /// Of what was launched in a host range, by whatever thread: the backward has its own.
+  /// Work launched in a host range, by whatever thread: the backward has its own.
   std::optional<Interval> WorkOfRange(const Interval& range) const {
     std::optional<Interval> whole;
     auto launch =

@@ -43,7 +43,8 @@ class WorkBuilder {
   void AddGather(int64_t rows, int64_t devices, int64_t f, int64_t b, int64_t w);
   void Add(LayerPart part);
   void AddParameters(int64_t rows, int64_t width = 1);
-  /// What this half of a layer keeps; where that is not what it makes, of the value that is named.
+  /// Bytes that this half of a layer keeps; where that is not what it makes, of the value that is
+  /// named.
   void Keep(const std::string& name, KeptUntil until, int64_t rows, int64_t width, int64_t bytes,
             std::optional<Value> value = {});
   /// Adds the casts to fp8 of the half so far; what follows belongs to the second half.

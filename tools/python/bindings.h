@@ -31,7 +31,7 @@ struct Unsound : std::runtime_error {
   std::vector<Finding> findings;
 };
 
-/// What Python holds of a plan, which never changes; figures are made when they are first asked
+/// A plan as Python holds it, which never changes; figures are made when they are first asked
 /// for.
 class PlanObject {
  public:
@@ -47,7 +47,7 @@ class PlanObject {
   /// Throws Unsound. Without the GIL.
   void Verify() const;
   void Verify(Semantics semantics) const;
-  /// Of a sound plan in its own costs. Without the GIL.
+  /// The report of a sound plan in its own costs. Without the GIL.
   const Report& report() const;
   bool has_report() const;
 

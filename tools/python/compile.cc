@@ -32,7 +32,7 @@ std::shared_ptr<PlanObject> CompilePlan(py::kwargs keywords) {
         std::vector<std::string> said;
         const auto compiled = [&] {
           CompileRequest request = ResolveCompile(flags, &said);
-          // Of several placements some may have as many.
+          // Some of several placements may have as many.
           if (placements.size() < 2) CheckChunks(request.spec);
           request.options.control.stop = &stop;
           return NamingCosts(flags.costs, [&] { return Compile(request.spec, request.options); });

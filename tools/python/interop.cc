@@ -39,7 +39,7 @@ Self FromTorchCsv(const Path& path, const std::string& level, const py::object& 
     if (notes.forwards_alone) model = CostsOfForwards(std::move(model), path.string());
     RequireLossesInTurn(order, path.string());
     if (order.level == Level::kComm && target == Level::kComm && !remake_comm) {
-      // As it is, for verify() to judge.
+      // Kept as it is, for verify() to judge.
       return std::pair(std::make_shared<PlanObject>(WithPromise(std::move(order), model)), said);
     }
     if (order.level == Level::kComm) order = WithoutMessages(std::move(order));

@@ -90,7 +90,7 @@ bool PlanObject::has_report() const {
 
 namespace {
 
-/// Of a sound plan in its own costs. With the GIL.
+/// The report of a sound plan in its own costs. With the GIL.
 const Report& ReportOf(const std::shared_ptr<PlanObject>& self) {
   if (!self->has_report()) {
     UntilInterrupted([self](const std::atomic<bool>&) { self->report(); });

@@ -67,6 +67,7 @@ for test in simulation values; do # with the NumPy of that environment
   part $test "$python" "tests/python/${test}_test.py"
 done
 part torch_sharded "$python" tests/python/torch_sharded.py
+part torch_moe_blocks "$python" tests/python/torch_moe_blocks.py
 part torch_hf "$python" tests/python/torch_hf.py
 part torch_gpu "$python" tests/python/torch_gpu.py "$tool" --backend gloo --megabytes 1
 for test in tests/python/torch_*_test.py; do

@@ -40,7 +40,7 @@ std::string ComparisonText(const CompareRequest& request, std::span<const Compar
 /// "rows" and "advice" of a comparison.
 Json ComparisonToJson(const CompareRequest& request, std::span<const CompareRow> rows);
 
-/// Of one comparison or several, one line a row: the same figures as in JSON, no ranks.
+/// Columns of one comparison or several, one line a row: the same figures as in JSON, no ranks.
 std::string ComparisonCsvHeader();
 std::string ComparisonCsv(const CompareRequest& request, std::span<const CompareRow> rows);
 
@@ -50,7 +50,7 @@ std::string FrontText(const CompareRequest& request, std::span<const FrontPoint>
 /// "front" of `compare --pareto --json`: rows with "memory" and, of `auto`, "memory_limit".
 Json FrontToJson(const CompareRequest& request, std::span<const FrontPoint> front);
 
-/// What would help, beside the shortest row as things are.
+/// Savings that would help, beside the shortest row as things are.
 std::string VariationsText(const CompareRow& now, std::span<const Variation> variations);
 Json VariationsToJson(std::span<const Variation> variations);
 

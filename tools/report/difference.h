@@ -10,7 +10,7 @@
 
 namespace contraflow {
 
-/// What a plan comes to, with the costs it has.
+/// Figures of a plan, with the costs it has.
 struct PlanFigures {
   Unit unit = Unit::kUnit;
   bool components = false;  ///< a bubble is idle compute, below all-to-alls too
@@ -20,7 +20,7 @@ struct PlanFigures {
   int64_t bytes = 0, total = 0;  ///< 0 where the costs have none
 };
 
-/// What differs between two plans, as edits (FormatEdits) of what each line says.
+/// Differences between two plans, as edits (FormatEdits) of what each line says.
 struct Difference {
   struct Rank {
     int rank = 0;

@@ -22,17 +22,17 @@ struct Explanation {
   std::vector<Sensitivity> sensitivities;  ///< empty of a measured run
   const BrokenRun* broken = nullptr;       ///< of a plan that is not sound
 
-  /// Of a rank by cause, in the order of IdleCause.
+  /// Idle time of a rank by cause, in the order of IdleCause.
   std::vector<Time> ByCause(int rank) const;
 };
 
 /// Predicts a run, and tries what it follows: many simulations. Throws Error as Simulate does.
 Explanation Explain(const Plan& plan, const CostModel& costs);
 
-/// Of a run that is given, without sensitivities.
+/// Explanation of a run that is given, without sensitivities.
 Explanation ExplainRun(const Plan& plan, const CostModel& costs, Simulation run);
 
-/// Of a plan that is not sound, up to where it stands; `broken` must outlive it.
+/// Explanation of a plan that is not sound, up to where it stands; `broken` must outlive it.
 Explanation ExplainBroken(const Plan& plan, const CostModel& costs, const BrokenRun& broken);
 
 /// The object of `explain --json`; of a rank with each of its idle times.
@@ -53,7 +53,7 @@ Json RunsToJson(const Explanation& predicted, const Explanation& measured, int s
 /// Each idle time of a rank, a line each.
 std::string WriteIdle(const Explanation& explanation, int rank);
 
-/// What a rank does at a time in ticks, and why; "" past the end of the step.
+/// Text of the work of a rank at a time in ticks, and why; "" past the end of the step.
 std::string WriteMoment(const Explanation& explanation, int rank, Time at);
 
 /// Why an instruction starts when it does: what it waited for, and that in turn, back to the start

@@ -21,7 +21,7 @@ std::string Bar(double value, double largest) {
   return std::string(static_cast<size_t>(std::max(1.0, share * kBar + 0.5)), '#');
 }
 
-/// What makes it hold less.
+/// Reason that it holds less.
 std::string Bought(const CompareRow& row) {
   std::string text;
   if (!row.recomputed.empty()) {

@@ -12,8 +12,8 @@
 
 namespace contraflow {
 
-/// Limits on the figures of a plan; times in units of their own or in that of its costs. What is
-/// not there is not limited.
+/// Limits on the figures of a plan; times in units of their own or in that of its costs. A limit
+/// that is not there does not count.
 struct Limits {
   std::optional<GivenTime> max_bubble, max_makespan, max_exposed;
   std::optional<double> max_bubble_ratio, max_gap;
@@ -30,14 +30,14 @@ struct Limits {
 struct LimitsFile {
   std::string place;  ///< its path
   Limits all;
-  /// By the path of the plan, however it is written, or the last parts of it.
+  /// Limits by the path of the plan, however it is written, or the last parts of it.
   std::map<std::string, Limits> plans;
 
   /// The key in `plans` of each plan of a call, or "": the path as it is given, the same path
   /// written otherwise or, of those that are its last parts, the longest. Throws Error if that does
   /// not tell which plan is meant.
   std::vector<std::string> KeysOf(const std::vector<std::string>& paths) const;
-  /// Those of every plan and, with a key, of the one plan.
+  /// Limits of every plan and, with a key, of the one plan.
   Limits Of(const std::string& key) const;
 };
 
@@ -45,7 +45,7 @@ struct LimitsFile {
 /// comments. Throws Error with the place in the file.
 LimitsFile ReadLimits(const std::string& text, const std::string& path);
 
-/// What became of one limit.
+/// Result of one limit.
 struct LimitResult {
   std::string limit;   ///< "max_bubble"; "sound" for the proof, "golden" for the comparison
   std::string broken;  ///< what is wrong, or ""
@@ -53,7 +53,7 @@ struct LimitResult {
   std::string unit = {};  ///< " us", " bytes"; "" for a plain number
 };
 
-/// What became of a plan.
+/// Result of a plan.
 struct Verdict {
   std::string plan;  ///< its path
   std::vector<LimitResult> results;

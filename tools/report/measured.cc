@@ -11,13 +11,13 @@
 namespace contraflow {
 namespace {
 
-/// What one kind of instruction took in all.
+/// Total time of one kind of instruction.
 struct OpTimes {
   int64_t count = 0;
   Time predicted = 0, measured = 0;
 };
 
-/// By name, compute before all-to-all before messages; of a message its SEND.
+/// Times by name, compute before all-to-all before messages; of a message its SEND.
 std::map<Op, OpTimes> TimesOfOps(const Explanation& predicted, const Explanation& measured) {
   std::map<Op, OpTimes> ops;
   const Plan& plan = predicted.plan;

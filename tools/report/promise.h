@@ -9,7 +9,7 @@
 
 namespace contraflow {
 
-/// What the messages of a plan need of the network.
+/// Need of the messages of a plan of the network.
 struct Promise {
   /// The strictest semantics under which the plan is sound; nothing: under none that PyTorch has.
   std::optional<Semantics> needs;

@@ -11,7 +11,7 @@
 namespace contraflow {
 namespace {
 
-/// What is known of a rank's memory, in bytes by kind.
+/// Memory known of a rank, in bytes by kind.
 Json MemoryToJson(const MemoryFigures& figures, Level level) {
   Json object = Json::object();
   for (const MemoryKind& kind : MemoryKinds(figures, level)) {

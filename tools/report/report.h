@@ -34,7 +34,7 @@ Json ReportToJson(const Report& report);
 /// element of an array. At its head say "format" (contraflow-simulate) and "version" what it is.
 std::string FormatJson(std::string_view report, const Json& document);
 
-/// What the letters of the formulas mean; stands below every table that prints one.
+/// Meaning of the letters of the formulas; stands below every table that prints one.
 extern const std::string_view kFormulaLegend;
 
 /// Stands behind a makespan of Report::without_updates.
@@ -63,7 +63,7 @@ Table RankTable(const Report& report, bool bytes);
 /// Bytes of each rank by kind, or "" where no more is known than RankTable says.
 std::string MemoryTable(const Report& report);
 
-/// What a lower bound rests on: "busy rank, rank 3: head 3 + work 24".
+/// Basis of a lower bound: "busy rank, rank 3: head 3 + work 24".
 std::string DescribeBound(const Bound& bound, Unit unit);
 
 /// Makespan, span, bubble ratio, lower bound and what it rests on, formula and critical path, one

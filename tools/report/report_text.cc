@@ -21,7 +21,7 @@ std::string RangeOf(const std::vector<Time>& values, Unit unit) {
   return FormatRange(*low, *high, unit);
 }
 
-/// What the longest chain is made of, largest share first.
+/// Parts of the longest chain, largest share first.
 std::string DescribeCriticalPath(const Plan& plan, const Report& report) {
   const std::vector<InstructionRef>& path = report.critical_path;
   if (path.empty() || report.simulation.makespan == 0) return "";

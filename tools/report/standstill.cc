@@ -27,7 +27,7 @@ std::string Standing(const StoppedRank& stop) {
   return std::to_string(stop.index) + " (" + stop.text + ")";
 }
 
-/// What would make the value that a SEND takes, if the program has it nowhere; else "".
+/// Instruction that would make the value that a SEND takes, if the program has it nowhere; else "".
 std::string Lacking(const Plan& plan, const Program& program, const Instruction& send) {
   const bool forward = send.op == Op::SEND_F;
   if (!forward && send.op != Op::SEND_B) return "";
@@ -44,8 +44,8 @@ std::string Lacking(const Plan& plan, const Program& program, const Instruction&
   return made ? "" : ToString(maker);
 }
 
-/// Where rank r stands, if it does: in the cycle, else at what it waits for, else at the first
-/// instruction that never runs.
+/// Place where rank r stands, if it does: in the cycle, else at what it waits for, else at the
+/// first instruction that never runs.
 std::optional<StoppedRank> FindStop(const Plan& plan, const Standstill& standstill,
                                     const Timeline& timeline, int r) {
   const Program& program = plan.program(r);

@@ -11,7 +11,7 @@
 
 namespace contraflow {
 
-/// Where a rank of a plan that is not sound goes no further.
+/// Place where a rank of a plan that is not sound goes no further.
 struct StoppedRank {
   int rank = 0;
   int index = 0;           ///< the instruction that it stands at
@@ -30,15 +30,15 @@ struct BrokenRun {
   std::vector<StoppedRank> stops;  ///< ascending; none of a rank that gets to its end
 };
 
-/// Nothing of a sound plan. Throws Error with the first findings for one of which nothing can be
-/// executed; `path` is its name there.
+/// Returns nothing for a sound plan. Throws Error with the first findings for one of which nothing
+/// can be executed; `path` is its name there.
 std::optional<BrokenRun> RunBroken(const Plan& plan, const CostModel& costs,
                                    const std::string& path);
 
 /// The first findings, a line each, and how many there are.
 std::vector<std::string> FindingLines(const std::vector<Finding>& findings, const Plan& plan);
 
-/// What is wrong, and a table of where each rank stands, what it waits for and since when.
+/// Fault of the plan, and a table of where each rank stands, what it waits for and since when.
 std::string WriteStandstill(const BrokenRun& broken, const Plan& plan, Unit unit);
 
 /// "stands at 4 (SEND_F s0 m2 to=1) and waits for rank 1"; "" of a rank that does not.

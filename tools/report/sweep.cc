@@ -149,7 +149,7 @@ std::vector<Point> MakePoints(const CompareFlags& flags, std::vector<std::string
         point.request.assumed_limit = true;
         point.request.memory_limit = "1x";
       }
-      // What no schedule can be blamed for is an error and not a reason to reject it.
+      // An error that no schedule can be blamed for is an error and not a reason to reject it.
       ReadOption([&] {
         NamingCosts(flags.costs, [&] { CheckSpec(point.request.spec); });
         if (point.request.memory_limit.empty()) return;

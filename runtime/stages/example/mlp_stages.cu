@@ -35,7 +35,7 @@ Stage& At(void* self) { return *static_cast<Stage*>(self); }
 const float* In(const void* value) { return static_cast<const float*>(value); }
 float* Out(void* value) { return static_cast<float*>(value); }
 
-// What forward leaves for the others.
+// Values that forward leaves for the others.
 struct Stash {
   explicit Stash(void* at) : x(Out(at)), h(x + kX), da(h + kH), dy(da + kH) {}
   float *x, *h, *da, *dy;

@@ -1,7 +1,7 @@
 #pragma once
 
-// What the example needs of a CPU or of a GPU, under the same names: memory, a loop over numbers,
-// and matrix products.
+// The example's needs of a CPU or of a GPU, under the same names: memory, a loop over numbers, and
+// matrix products.
 
 #include <cstddef>
 #include <cstdlib>

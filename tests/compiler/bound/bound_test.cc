@@ -64,8 +64,7 @@ TEST_SUITE("property") {
       const Overlap overlap = round % 2 == 0 ? Overlap::kAll : Overlap::kPublished;
       const Plan chunks = RandomCommPlan(&random, round / 2, overlap);
       const CostModel& costs = *chunks.costs;
-      CAPTURE(round);
-      CAPTURE(chunks.schedule);
+      CAPTURES(round, chunks.schedule);
       CHECK(LowerBound(chunks, costs) <= Simulate(chunks, costs).makespan);
       // Memory enough that it is not what keeps a plan from its bound.
       const Plan plan = ExpandComponents(chunks, costs, overlap, int64_t{1} << 40);
@@ -95,9 +94,7 @@ TEST_SUITE("property") {
       for (const RankFigures& rank : simulation.ranks) {
         limit = std::max(limit, bytes ? rank.peak_bytes : rank.peak_activations);
       }
-      CAPTURE(spec.schedule);
-      CAPTURE(spec.ranks);
-      CAPTURE(spec.microbatches);
+      CAPTURES(spec.schedule, spec.ranks, spec.microbatches);
       const Bound bound = ProveBound(plan, spec.costs, limit);
       CAPTURE(Name(bound.kind));
       CHECK(bound.value <= simulation.makespan);

@@ -1,4 +1,4 @@
-// What a rank cannot fill once its last backward has ended (compiler/bound/window.cc).
+// The part that a rank cannot fill once its last backward has ended (compiler/bound/window.cc).
 
 #include <doctest/doctest.h>
 
@@ -73,10 +73,7 @@ TEST_SUITE("property") {
       const ExactResult exact =
           ExactMakespan(plan, costs, limit, cases > CasesToDraw(300) ? 40'000 : 5'000);
       if (!exact.finished || !exact.makespan) continue;
-      CAPTURE(ranks);
-      CAPTURE(microbatches);
-      CAPTURE(both);
-      CAPTURE(compared);
+      CAPTURES(ranks, microbatches, both, compared);
       const Bound bound = ProveBound(plan, costs, limit);
       CHECK(bound.value <= *exact.makespan);
       ++compared;

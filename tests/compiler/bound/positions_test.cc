@@ -49,7 +49,7 @@ Starts StartsOf(const Plan& plan, const Timeline& timeline, const Route& route,
     }
   }
   for (auto* of : {&starts.forward, &starts.backward, &starts.rest}) {
-    for (std::vector<Time>& times : *of) std::sort(times.begin(), times.end());
+    for (std::vector<Time>& times : *of) std::ranges::sort(times);
   }
   return starts;
 }
@@ -149,9 +149,8 @@ TEST_SUITE("unit") {
     const std::vector<WorkBetween> stretches = WorkBetweenOf(input, work);
     CHECK(stretches.size() == std::size(expected));
     for (const Expected& e : expected) {
-      CAPTURE(e.from_stage);
-      CAPTURE(e.to_stage);
-      CHECK(std::any_of(stretches.begin(), stretches.end(), [&](const WorkBetween& s) {
+      CAPTURES(e.from_stage, e.to_stage);
+      CHECK(std::ranges::any_of(stretches, [&](const WorkBetween& s) {
         return s.from == e.from && s.from_stage == e.from_stage && s.to == e.to &&
                s.to_stage == e.to_stage && s.once == e.once && s.each == e.each;
       }));

@@ -1,4 +1,4 @@
-// What may wait for W when the last B of a rank runs (compiler/bound/stash.cc).
+// Stashes that may wait for W when the last B of a rank runs (compiler/bound/stash.cc).
 
 #include <doctest/doctest.h>
 
@@ -87,10 +87,7 @@ TEST_SUITE("property") {
       Plan order = SerialOrder(instance.plan);
       const bool again = bytes && costs.memory->input_bytes > 0 && random() % 4 == 0;
       if (again) order = InsertRecompute(order, {0});
-      CAPTURE(instance.Describe());
-      CAPTURE(limit);
-      CAPTURE(again);
-      CAPTURE(compared);
+      CAPTURES(instance.Describe(), limit, again, compared);
       const ExactResult exact = ExactOffloaded(order, costs, limit, 5'000);
       if (!exact.finished || !exact.makespan) continue;
       costs.host = HostCost{.latency = 0};

@@ -44,7 +44,7 @@ struct Trained {
     CHECK(cut.Wrong(failure == "accepted" ? 4 : 9) == "");
     return failure;
   }
-  /// What follows the reason.
+  /// Text after the reason.
   std::string Older() const {
     return "; older checkpoints in " + folder.path() +
            " are of step 2: `resume_step` 2 resumes from that one";

@@ -23,7 +23,7 @@ namespace fs = std::filesystem;
 
 constexpr const char* kOfYourOwn = "Permission denied; use a `checkpoint` folder of your own";
 
-/// What a call in a process of its own says: its Error, or "accepted".
+/// Returns the Error of a call in a process of its own, or "accepted".
 std::string FailureInChild(const std::function<void()>& call) {
   return InProcesses(1, [&](Peers&) { return Failure(call); })[0];
 }
@@ -86,7 +86,7 @@ TEST_SUITE("unit") {
     CreateFolders(folder.path());
     const std::string path = folder.path() + "/step-00000003",
                       old = folder.path() + "/.step-00000003.old";
-    // What was there is found, and then comes back.
+    // The old checkpoint is found, and then comes back.
     fs::create_directory(old);
     WriteBytes(old + "/a", "third");
     fs::create_directory(AsideOf(folder.path(), 3));
@@ -122,8 +122,7 @@ TEST_SUITE("unit") {
               host + "); wait until it ends, or use another folder");
     CHECK(folder.Names() == ".step-00000004.new");
     WriteBytes(folder.path() + "/.lock", "\x1b[31mme");
-    CHECK(Failure([&] { PrepareCheckpoints(folder.path()); }).find("job (?[31mme); wait") !=
-          std::string::npos);
+    CHECK(Contains(Failure([&] { PrepareCheckpoints(folder.path()); }), "job (?[31mme); wait"));
     kill(first, SIGKILL);
     REQUIRE(waitpid(first, nullptr, 0) == first);
     PrepareCheckpoints(folder.path());

@@ -201,7 +201,7 @@ TEST_SUITE("unit") {
     const CheckpointFolder folder;
     std::mt19937 random(20);
     int last = 0;
-    Clock::duration one = std::chrono::milliseconds(5);  // What a checkpoint takes.
+    Clock::duration one = std::chrono::milliseconds(5);  // Duration of a checkpoint.
     for (int round = 0; round < 50; ++round) {
       CAPTURE(round);
       int report[2];

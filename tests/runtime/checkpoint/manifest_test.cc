@@ -30,7 +30,7 @@ std::string Refusal(const std::string& text) {
   return Failure([&] { ReadManifest(text, "m"); });
 }
 
-/// What is said about a manifest of three shards with three blocks each after a replacement.
+/// Returns the error of a manifest of three shards with three blocks each after a replacement.
 std::string Forged(const std::string& from, const std::string& to) {
   std::string text = WriteManifest(kHead, Notes(3, 3));
   const size_t at = text.find(from);

@@ -60,16 +60,14 @@ std::string CheckpointFolder::Newest() const {
 }
 
 Model CheckpointModel() {
-  Model model;
-  model.name = "small";
-  model.layers = 8;
-  model.width = 4;
-  model.heads = 2;
-  model.experts = 4;
-  model.expert_width = 3;
-  model.sequence = 4;
-  model.batch = 1;
-  return model;
+  return {.name = "small",
+          .layers = 8,
+          .width = 4,
+          .heads = 2,
+          .experts = 4,
+          .expert_width = 3,
+          .sequence = 4,
+          .batch = 1};
 }
 
 CutModel::CutModel(const Model& model, int stages, int members)

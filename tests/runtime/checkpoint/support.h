@@ -45,7 +45,7 @@ class CutModel {
   std::string Wrong(int step);
 
   size_t devices() const { return devices_.size(); }
-  /// What a device writes: members other than the first leave out what all have.
+  /// Blocks that a device writes: members other than the first leave out what all have.
   std::vector<StateBlock> Saved(size_t device);
   /// All that it has.
   std::vector<StateBlock> All(size_t device) { return StateOf(*devices_[device]); }
@@ -92,8 +92,8 @@ class PipePeers : public Peers {
   std::vector<int> ends_;
 };
 
-/// What each of so many processes returns, or "!" and the text of its Error; "no result" of one
-/// that was killed.
+/// Results of so many processes, or "!" and the text of the Error; "no result" of one that was
+/// killed.
 std::vector<std::string> InProcesses(int processes,
                                      const std::function<std::string(Peers& peers)>& act);
 

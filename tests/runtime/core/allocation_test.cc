@@ -1,4 +1,4 @@
-// What is allocated, and when: every allocation of this program is counted.
+// Allocations, and when: every allocation of this program is counted.
 
 #include <doctest/doctest.h>
 
@@ -109,7 +109,7 @@ TEST_SUITE("unit") {
       for (int member = 0; member < plan.expert_parallel; ++member) {
         CHECK(run.At({0, member, rank}).arena_bytes() == predicted);
         for (const int64_t bytes : predicted) {
-          const auto found = std::find(sizes.begin(), sizes.end(), static_cast<size_t>(bytes));
+          const auto found = std::ranges::find(sizes, static_cast<size_t>(bytes));
           REQUIRE(bytes > 0);
           REQUIRE(found != sizes.end());
           sizes.erase(found);

@@ -10,6 +10,7 @@
 
 #include "runtime/launch/threaded_run.h"
 #include "schedules/registry.h"
+#include "tests/support/failure.h"
 #include "tests/support/run_support.h"
 #include "tests/support/sanitized.h"
 #include "tests/support/support.h"
@@ -44,10 +45,7 @@ int CompareSchedules(int ranks, int microbatches, int data_parallel) {
     const Spec spec = SpecOf(schedule->name, ranks, microbatches, data_parallel);
     if (!schedule->reject(spec).empty()) continue;
     const Plan plan = Compile(spec);
-    CAPTURE(spec.schedule);
-    CAPTURE(ranks);
-    CAPTURE(microbatches);
-    CAPTURE(data_parallel);
+    CAPTURES(spec.schedule, ranks, microbatches, data_parallel);
     CHECK(Compare(plan) == "");
     ++count;
   }
@@ -77,9 +75,7 @@ TEST_SUITE("equivalence") {
          std::vector<std::array<int, 3>>{{2, 4, 1}, {2, 4, 3}, {3, 5, 3}, {4, 6, 2}, {4, 2, 2}}) {
       Spec spec = SpecOf("interleaved-1f1b", ranks, microbatches, 1);
       spec.chunks = chunks;
-      CAPTURE(ranks);
-      CAPTURE(microbatches);
-      CAPTURE(chunks);
+      CAPTURES(ranks, microbatches, chunks);
       const Plan plan = Compile(spec);
       CHECK(plan.stages == ranks * chunks);
       CHECK(Compare(plan) == "");
@@ -87,7 +83,7 @@ TEST_SUITE("equivalence") {
   }
 
   TEST_CASE("equivalence: weight gradients may wait to the very end in any order") {
-    // Of one stage turned round, while the other's stays: the sums round differently, in some
+    // One stage is turned round, while the other's stays: the sums round differently, in some
     // element of some stage, unless the run without a pipeline follows.
     const Plan ascending = Compile(SpecOf("zb-1p", 2, 8, 1));
     CHECK(Compare(ascending, 1) == "");
@@ -108,8 +104,8 @@ TEST_SUITE("equivalence") {
         TrainBesideReference(plan, SmallModel(plan.stages), {.steps = 1, .like = &ascending})
             .difference;
     CHECK(difference.starts_with("step 1: gradient of stage 1, block \""));
-    CHECK(difference.find("on replica 0 rank 1 is ") != std::string::npos);
-    CHECK(difference.find(", without a pipeline ") != std::string::npos);
+    CHECK(Contains(difference, "on replica 0 rank 1 is "));
+    CHECK(Contains(difference, ", without a pipeline "));
   }
 
   TEST_CASE("equivalence: copies of a stage add in orders of their own") {
@@ -154,8 +150,7 @@ TEST_SUITE("equivalence") {
       if (!schedule->reject(MakeSpec(schedule->name, 3, 6, UniformCosts(1, 1, 1))).empty())
         continue;
       for (const Level level : {Level::kComponent, Level::kBuffer}) {
-        CAPTURE(schedule->name);
-        CAPTURE(Name(level));
+        CAPTURES(schedule->name, Name(level));
         const Model model = GroupModel();
         const Plan plan = UnlikePlanFor(model, schedule->name, 3, 6, level, 11);
         CHECK(TrainBesideReference(plan, model, {.steps = 2}).difference == "");

@@ -92,9 +92,10 @@ TEST_SUITE("unit") {
     // With rendezvous in the one order of the program it is a deadlock, and is told as one.
     FakeRun strict(plan, {.strict = true, .timeout = Milliseconds(1500)});
     const std::string failure = Failure([&] { strict.Step(plan); });
-    CHECK(failure.find("no rank has made progress for 1.5 s: rank 0 waits at RECV_B s0 m0 from=1 "
-                       "for rank 1; rank 1 waits at RECV_F s1 m0 from=0 for rank 0; verify the "
-                       "plan") != std::string::npos);
+    CHECK(Contains(failure,
+                   "no rank has made progress for 1.5 s: rank 0 waits at RECV_B s0 m0 from=1 "
+                   "for rank 1; rank 1 waits at RECV_F s1 m0 from=0 for rank 0; verify the "
+                   "plan"));
     CHECK((failure.starts_with("rank 0, instruction 0 (RECV_B s0 m0 from=1): ") ||
            failure.starts_with("rank 1, instruction 0 (RECV_F s1 m0 from=0): ")));
   }
@@ -113,8 +114,7 @@ TEST_SUITE("unit") {
 
     const Plan apart = plan_with("");
     FakeRun stuck(apart, {.strict = true, .timeout = Milliseconds(1500)});
-    CHECK(Failure([&] { stuck.Step(apart); }).find("no rank has made progress") !=
-          std::string::npos);
+    CHECK(Contains(Failure([&] { stuck.Step(apart); }), "no rank has made progress"));
   }
 
   TEST_CASE("executor: stages of one rank hand over without a message") {

@@ -66,8 +66,8 @@ class FaultyBackend : public Backend {
   Fuse& fuse_;
 };
 
-/// What the run says with the n-th call of one rank's backend or transport failing; "" once there
-/// are fewer calls than that.
+/// Returns the error of the run with the n-th call of one rank's backend or transport failing; ""
+/// once there are fewer calls than that.
 std::string RunWithFault(const Plan& plan, size_t victim, bool in_backend, bool strict, Fuse fuse) {
   // A rank that hangs would end with a message about progress instead of the injected one.
   FakeRun run(plan, {.strict = strict, .timeout = std::chrono::seconds(120)});
@@ -113,8 +113,8 @@ void FailEveryCall(const Plan& plan, const std::string& group, int least_calls) 
           if (message.empty()) break;
           CHECK(message.starts_with(place));
           CHECK(message.ends_with(": injected"));
-          const bool named = message.find("instruction ") != std::string::npos;
-          CHECK(named == (message.find("start of step") == std::string::npos));
+          const bool named = Contains(message, "instruction ");
+          CHECK(named != Contains(message, "start of step"));
           if (!in_backend) CHECK(named);
         }
         CHECK(n > least_calls);
@@ -138,10 +138,9 @@ TEST_SUITE("unit") {
     const Plan plan = PlanFor(GroupModel(), "1f1b", 2, 2, 2, Level::kComponent, 1);
     const Program& program = plan.programs[0];
     const auto exchange = static_cast<size_t>(
-        std::find_if(program.begin(), program.end(),
-                     [](const Instruction& i) { return i.op == Op::DISPATCH_F; }) -
+        std::ranges::find_if(program, [](const Instruction& i) { return i.op == Op::DISPATCH_F; }) -
         program.begin());
-    // Nothing calls the transport before but to poll.
+    // The transport is called before only to poll.
     for (size_t i = 0; i < exchange; ++i) REQUIRE(program[i].op == Op::ATTN_F);
     CHECK(RunWithFault(plan, 2, false, true, {.n = static_cast<int>(exchange) + 1}) ==
           "member 1, rank 0, instruction " + std::to_string(exchange) + " (" +

@@ -13,10 +13,10 @@
 
 namespace contraflow {
 
-/// What is done to a call.
+/// Harm that is done to a call.
 enum class Harm { kFail, kDelay, kDrop };
 
-/// What a call does: begins something, looks whether it is done, or ends only when it is.
+/// Effect of a call: begins something, looks whether it is done, or ends only when it is.
 enum class CallKind { kBegin, kLook, kAwait };
 
 /// A fault in the n-th call, counting from 0.
@@ -44,8 +44,8 @@ struct CallFault {
   }
 };
 
-/// A transport with a fault in its n-th call. What a dropped call would have begun or waited for
-/// never happens.
+/// A transport with a fault in its n-th call. The effect of a dropped call, begun or awaited, never
+/// happens.
 class FaultyTransport : public Transport {
  public:
   /// `wait` waits in the transport for what never comes.

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "tests/runtime/host/stage_fixture.h"
+#include "tests/support/failure.h"
 #include "tests/support/sanitized.h"
 
 // The gradients of a whole model against central differences of its loss, in double, for every
@@ -82,7 +83,7 @@ TEST_CASE("gradient: every parameter agrees with finite differences") {
       const double largest = Largest(analytic);
       // An expert that no token chose has no gradient; any other block must have one, or it would
       // agree with a loss that never sees it.
-      const bool idle = block.name.find(" expert ") != std::string::npos && c.top_k == 1;
+      const bool idle = Contains(block.name, " expert ") && c.top_k == 1;
       CHECK((largest > 1e-6 || idle));
       double worst = 0;
       for (size_t i = 0; i < block.size; i += kSanitized ? 29 : 1) {

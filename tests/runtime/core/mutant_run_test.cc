@@ -1,4 +1,4 @@
-// What the verifier lets pass, the runtime runs to the right gradients: mutants of sound plans that
+// Mutants that the verifier lets pass run to the right gradients: mutants of sound plans that
 // Verify accepts are executed under the strictest semantics and compared with training without a
 // pipeline, bit for bit.
 
@@ -32,11 +32,7 @@ TEST_SUITE("property") {
         for (const Mutant& mutant : MakeMutants(plan, CasesToDraw(200), seed++)) {
           ++made;
           if (!Verify(mutant.plan).empty()) continue;
-          CAPTURE(plan.schedule);
-          CAPTURE(plan.ranks);
-          CAPTURE(plan.microbatches);
-          CAPTURE(mutant.name);
-          CAPTURE(mutant.what);
+          CAPTURES(plan.schedule, plan.ranks, plan.microbatches, mutant.name, mutant.what);
           CHECK(
               TrainBesideReference(mutant.plan, SmallModel(plan.stages), {.steps = 1}).difference ==
               "");
@@ -71,11 +67,7 @@ TEST_SUITE("property") {
           for (const Mutant& mutant : MakeMutants(plan, CasesToDraw(250), seed++)) {
             ++made;
             if (!Verify(mutant.plan).empty()) continue;
-            CAPTURE(plan.schedule);
-            CAPTURE(plan.ranks);
-            CAPTURE(Name(level));
-            CAPTURE(mutant.name);
-            CAPTURE(mutant.what);
+            CAPTURES(plan.schedule, plan.ranks, Name(level), mutant.name, mutant.what);
             const std::string failure =
                 TrainBesideReference(mutant.plan, model, {.steps = 1}).difference;
             // The values of a device are of other sizes in a group of another size, unless every

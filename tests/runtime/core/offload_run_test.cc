@@ -25,8 +25,7 @@ TEST_SUITE("equivalence") {
         CostModel costs = UniformCosts(3, 4, 2, 1);
         costs.host = HostCost{.latency = 2};
         const Plan plan = OffloadAll(GeneratePlan(MakeSpec(schedule, ranks, 8, costs)));
-        CAPTURE(schedule);
-        CAPTURE(ranks);
+        CAPTURES(schedule, ranks);
         CHECK(TrainBesideReference(Lower(plan, costs, {.target = Level::kComm}),
                                    SmallModel(plan.stages))
                   .difference == "");
@@ -45,8 +44,7 @@ TEST_SUITE("equivalence") {
           Plan plan = OffloadAll(GeneratePlan(MakeSpec(schedule, 2, 4, costs)));
           plan.expert_parallel = members;
           costs.memory = FootprintOf(model, plan.stages, costs.moe->layers_per_stage, members);
-          CAPTURE(schedule);
-          CAPTURE(members);
+          CAPTURES(schedule, members);
           CHECK(TrainBesideReference(Lower(plan, costs, {.target = level}), model).difference ==
                 "");
         }

@@ -25,7 +25,7 @@
 namespace contraflow::recompute_run_test {
 namespace {
 
-/// Of components, for expert groups of so many members, with the memory of the model.
+/// Plan of components, for expert groups of so many members, with the memory of the model.
 Plan LoweredPlan(std::string_view schedule, const Model& model, int members, Level level,
                  const std::vector<int>& stages, RecomputePart part = RecomputePart::kFull) {
   std::mt19937_64 random(3);
@@ -91,9 +91,7 @@ TEST_SUITE("equivalence") {
           costs.memory = FootprintOf(model, order.stages, costs.moe->layers_per_stage, 1);
           const Plan with = InsertRecompute(order, {0, order.stages - 1}, part);
           for (const Level level : {Level::kComm, Level::kComponent, Level::kBuffer}) {
-            CAPTURE(schedule);
-            CAPTURE(Name(part));
-            CAPTURE(Name(level));
+            CAPTURES(schedule, Name(part), Name(level));
             CHECK(TrainBesideReference(Lower(with, costs, {.target = level}), model).difference ==
                   "");
           }
@@ -117,8 +115,7 @@ TEST_SUITE("equivalence") {
       int64_t before = std::numeric_limits<int64_t>::max();
       for (int k = 1; k <= kLayers; ++k) {
         const Plan with = InsertRecompute(order, stages, {RecomputePart::kFull, k});
-        CAPTURE(schedule);
-        CAPTURE(k);
+        CAPTURES(schedule, k);
         for (const Level level : {Level::kComm, Level::kComponent, Level::kBuffer}) {
           CAPTURE(Name(level));
           const Plan plan = Lower(with, costs, {.target = level});

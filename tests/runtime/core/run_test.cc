@@ -37,7 +37,7 @@ TEST_SUITE("unit") {
         sequence += static_cast<char>(micro.tokens[at]);
         target += static_cast<char>(micro.targets[at]);
       }
-      CHECK(dataset.bytes.find(sequence + target.back()) != std::string::npos);
+      CHECK(Contains(dataset.bytes, sequence + target.back()));
       CHECK(sequence.substr(1) + target.back() == target);
     }
   }
@@ -55,9 +55,8 @@ TEST_SUITE("unit") {
         file +
             ": has 6 bytes, but one sequence of 6 and the byte after it need 7; use a longer text "
             "or a model with a shorter sequence");
-    CHECK(Failure([&] { ReadDataset(folder.File("missing"), model); }).find("missing: ") !=
-          std::string::npos);
-    CHECK(ReadDataset("", model).bytes.size() > 1000);  // What every Debian machine has.
+    CHECK(Contains(Failure([&] { ReadDataset(folder.File("missing"), model); }), "missing: "));
+    CHECK(ReadDataset("", model).bytes.size() > 1000);  // Every Debian machine has this text.
   }
 
   TEST_CASE("run: the loss falls and follows from the seed") {

@@ -13,6 +13,7 @@
 #include "compiler/lower/lower.h"
 #include "compiler/simulate/memory.h"
 #include "schedules/registry.h"
+#include "tests/support/failure.h"
 #include "tests/support/run_support.h"
 #include "tests/support/support.h"
 #include "tests/support/test_folder.h"
@@ -78,7 +79,7 @@ TEST_SUITE("cli") {
          {"\nstep 1  loss 5.", "\nstep 3  loss 5.", " tokens/s\n", "\nREDUCE ", "\nbubble ratio ",
           "gradients and weights equal those without a pipeline, bit for bit\n"}) {
       CAPTURE(text);
-      CHECK(run.out.find(text) != std::string::npos);
+      CHECK(Contains(run.out, text));
     }
     const auto trace = nlohmann::json::parse(ReadFile(folder.File("trace.json"), 1 << 20));
     CHECK(trace["traceEvents"].size() > 40);
@@ -122,9 +123,9 @@ TEST_SUITE("cli") {
       for (const std::string& text :
            {devices, std::string(" equal those without a pipeline, bit for bit\n"),
             std::string("\nATTN_F "), std::string("\nDISPATCH_B "), std::string("\nREDUCE ")}) {
-        CHECK(run.out.find(text) != std::string::npos);
+        CHECK(Contains(run.out, text));
       }
-      CHECK((run.out.find(" % dropped\n") != std::string::npos) == (options == " --capacity 0.75"));
+      CHECK(Contains(run.out, " % dropped\n") == (options == " --capacity 0.75"));
     }
   }
 
@@ -155,8 +156,8 @@ TEST_SUITE("cli") {
     }
     const Outcome run = RunTool(folder, arguments + " --strict");
     CHECK(run.code == 0);
-    CHECK(run.out.find("\n\nbytes   activation ") != std::string::npos);
-    CHECK(run.out.find("\nrank 3  ") != std::string::npos);
+    CHECK(Contains(run.out, "\n\nbytes   activation "));
+    CHECK(Contains(run.out, "\nrank 3  "));
   }
 
   TEST_CASE("contraflow-run: plans that do not fit the model") {
@@ -189,8 +190,8 @@ TEST_SUITE("cli") {
     CHECK(other.err.starts_with(
         "contraflow-run: error: this plan was compiled for another model or device: value "));
     // The same sizes but for what an expert takes.
-    CHECK(RunTool(folder, buffers + " --model tiny --capacity 1")
-              .err.find("compiled for another model") != std::string::npos);
+    CHECK(Contains(RunTool(folder, buffers + " --model tiny --capacity 1").err,
+                   "compiled for another model"));
 
     CostModel opaque = UniformCosts(3, 4, 2, 1);
     opaque.memory = MemoryCost{.activation_bytes = 128, .w_stash_bytes = 64};
@@ -215,26 +216,25 @@ TEST_SUITE("cli") {
     CHECK(RunTool(folder, plan + " --steps 2 --checkpoint " + disk).code == 0);
     const std::string resume = " --resume --steps 6 --checkpoint " + disk;
     Outcome run = RunTool(folder, plan + resume);
-    CHECK(run.out.find("\nresuming after step 2\n") != std::string::npos);
+    CHECK(Contains(run.out, "\nresuming after step 2\n"));
     CHECK(weights(run) == expected);
     run = RunTool(folder, plan + resume);
-    CHECK(run.out.find("\nresuming after step 6: nothing is left to do, ") != std::string::npos);
+    CHECK(Contains(run.out, "\nresuming after step 6: nothing is left to do, "));
     CHECK(weights(run) == expected);
     WriteFile(newest, "no manifest");
     CHECK(RunTool(folder, plan + resume).code == 1);
-    // Where there is no room for the last checkpoint, the training ends with an error after its
-    // report; where there is none for one before, with a warning.
+    // If there is no room for the last checkpoint, the training ends with an error after its
+    // report; if there is none for one before, with a warning.
     const std::string full = folder.File("full");
     const Outcome last = RunTool(
         folder, plan + " --steps 4 --checkpoint-every 3 --checkpoint " + full, "ulimit -f 64; ");
     CHECK(last.code == 1);
     CHECK(weights(last).starts_with("weights after step 4: "));
     const std::string why = " was not made: process 0: " + full;
-    CHECK(last.err.find("warning: the checkpoint of step 3" + why) != std::string::npos);
-    CHECK(last.err.find("error: the checkpoint of step 4" + why) != std::string::npos);
-    CHECK(last.err.find("warning: the checkpoint of step 4") == std::string::npos);
-    CHECK(last.err.find("File too large; make room, or use another --checkpoint folder") !=
-          std::string::npos);
+    CHECK(Contains(last.err, "warning: the checkpoint of step 3" + why));
+    CHECK(Contains(last.err, "error: the checkpoint of step 4" + why));
+    CHECK(!Contains(last.err, "warning: the checkpoint of step 4"));
+    CHECK(Contains(last.err, "File too large; make room, or use another --checkpoint folder"));
     for (const auto& entry : fs::directory_iterator(full)) {
       CHECK(entry.path().filename() == ".lock");
     }
@@ -277,8 +277,8 @@ TEST_SUITE("cli") {
       const Outcome run = RunTool(folder, arguments);
       CHECK(run.code == code);
       for (const std::string& text : {run.out, run.err}) {
-        CHECK(text.find("\n::warning") == std::string::npos);
-        CHECK(text.find('\x1B') == std::string::npos);
+        CHECK(!Contains(text, "\n::warning"));
+        CHECK(!Contains(text, "\x1B"));
       }
       CHECK((run.out + run.err).find(R"(a\n::warning ::\u001b[2J)") != std::string::npos);
     };
@@ -391,14 +391,14 @@ TEST_SUITE("cli") {
     CHECK(refused.out == "");
     CHECK(refused.err.starts_with("contraflow-run: error: " + folder.File("unsound.json") +
                                   ": the plan is not sound and is not executed:\n  rank 0"));
-    CHECK(refused.err.find("\n  rank 1") != std::string::npos);  // All findings, not the first.
+    CHECK(Contains(refused.err, "\n  rank 1"));  // All findings, not the first.
   }
 
   TEST_CASE("contraflow-run: help version and an interruption") {
     const PlanFolder folder;
     const Outcome help = RunTool(folder, "--help");
     CHECK(help.code == 0);
-    CHECK(help.out.find("--transport threads|shm|tcp|mpi|nccl") != std::string::npos);
+    CHECK(Contains(help.out, "--transport threads|shm|tcp|mpi|nccl"));
     CHECK(RunTool(folder, "--version").out.starts_with("contraflow-run "));
 
     // The first Ctrl-C ends the training after the step under way, with its report; the shell sees
@@ -412,8 +412,8 @@ TEST_SUITE("cli") {
     CHECK(WIFEXITED(status));
     CHECK(WEXITSTATUS(status) == 130);
     const std::string out = ReadFile(folder.File("out"), 1 << 24);
-    CHECK(out.find("\nstopped after step ") != std::string::npos);
-    CHECK(out.find("\nbubble ratio ") != std::string::npos);
+    CHECK(Contains(out, "\nstopped after step "));
+    CHECK(Contains(out, "\nbubble ratio "));
   }
 }
 

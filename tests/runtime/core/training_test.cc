@@ -28,7 +28,7 @@ Model ClippedModel(int layers, float clip) {
   return model;
 }
 
-// What three steps of a plan came to.
+// Result of three steps of a plan.
 struct Trained {
   std::vector<double> norms, losses, validated;
   std::map<std::string, Digest> weights;
@@ -68,8 +68,7 @@ TEST_SUITE("equivalence") {
     for (const Level level : {Level::kComm, Level::kComponent, Level::kBuffer}) {
       for (const char* schedule : {"1f1b", "zb-v", "dualpipe"}) {
         for (const int members : {1, 2}) {
-          CAPTURE(schedule);
-          CAPTURE(members);
+          CAPTURES(schedule, members);
           Model model = GroupModel(members == 1 ? 0 : 0.7f);
           model.clip = 0.1f;
           model.balance_loss = 0.05f;
@@ -89,8 +88,7 @@ TEST_SUITE("equivalence") {
     CHECK(one.clipped == doctest::Approx(0.25).epsilon(1e-5));
     for (const int ranks : {2, 4, 8}) {
       for (const char* schedule : {"gpipe", "1f1b", "zb-1p"}) {
-        CAPTURE(ranks);
-        CAPTURE(schedule);
+        CAPTURES(ranks, schedule);
         CHECK(Train(PlanOf(schedule, ranks), model) == one);
       }
     }

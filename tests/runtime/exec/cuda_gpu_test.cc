@@ -38,7 +38,7 @@ struct Machine {
     gpu->Synchronize();
     return values;
   }
-  /// What follows in `after` is behind what there is in `before`.
+  /// Makes work in `after` follow the work in `before`.
   void Join(gpu::Stream before, gpu::Stream after) {
     GpuEvent* const event = gpu->NewEvent();
     gpu->Record(event, before);
@@ -97,9 +97,9 @@ TEST_SUITE("kernel") {
   TEST_CASE("CUDA: a GPU that cannot be divided so says what is possible") {
     const std::unique_ptr<Gpu> gpu = NewCudaGpu(0);
     const std::string many = Failure([&] { gpu->Partition(1000, 8); });
-    CHECK(many.find("there are not so many partitions of any size") != std::string::npos);
+    CHECK(Contains(many, "there are not so many partitions of any size"));
     const std::string large = Failure([&] { gpu->Partition(2, gpu->sms()); });
-    CHECK(large.find("so many can have ") != std::string::npos);
+    CHECK(Contains(large, "so many can have "));
     CHECK(Failure([&] { gpu->NewStream(0, Priority::kNormal, "a"); }) ==
           "stream a: the GPU is not divided yet");
     gpu->Partition(1, 0);
@@ -196,8 +196,8 @@ TEST_SUITE("kernel") {
       CHECK(reinterpret_cast<uintptr_t>(machine.gpu->Allocate(bytes)) % 4096 == 0);
     }
     const std::string failure = Failure([&] { machine.gpu->Allocate(size_t{1} << 45); });
-    CHECK(failure.find("is out of memory: 35184372088832 bytes asked for, ") != std::string::npos);
-    CHECK(failure.find(" free of ") != std::string::npos);
+    CHECK(Contains(failure, "is out of memory: 35184372088832 bytes asked for, "));
+    CHECK(Contains(failure, " free of "));
     // It is no error of what comes next.
     CHECK(machine.Read(machine.NewInts(1), 1) == std::vector<int>{0});
   }

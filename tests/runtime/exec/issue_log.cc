@@ -52,8 +52,7 @@ std::vector<std::string> KernelsOf(const Instruction& i, const std::string& plac
   return {"compute " + place};
 }
 
-/// What the plan says of one lane: its kernels in their order, and before which of them it waits
-/// for what.
+/// Order that the plan gives one lane: its kernels, and before which of them it waits for what.
 struct ExpectedLane {
   std::vector<std::string> kernels;
   std::map<std::string, std::set<std::string>> waits;  // of a kernel: for those behind these
@@ -96,7 +95,7 @@ std::string TextOf(const std::set<std::string>& names) {
   return text + "}";
 }
 
-/// What the log says of one stream.
+/// Order of one stream in the log.
 struct SeenStream {
   std::vector<std::string> kernels;
   std::map<std::string, std::set<std::string>> waits;
@@ -116,7 +115,7 @@ void NamedBackend::Launch(const std::string& name, gpu::Stream stream) {
 }
 void NamedBackend::Launch(std::string_view what, const Instruction& instruction,
                           gpu::Stream stream) {
-  const auto at = std::find(program_.begin(), program_.end(), instruction);
+  const auto at = std::ranges::find(program_, instruction);
   CF_ASSERT(at != program_.end());
   const auto index = static_cast<size_t>(at - program_.begin());
   Launch(std::string(what) + " " + PlaceOf(device_, index), stream);

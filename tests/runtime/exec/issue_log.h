@@ -70,7 +70,7 @@ class NamedLinks : public GpuLinks {
 
   /// If not null, participants of a transfer or a sum wait for each other there.
   Gpu* joining = nullptr;
-  /// What was called, as `transfer 2`: how many took part.
+  /// Calls, as `transfer 2`: how many took part.
   std::vector<std::string> calls;
 
  private:

@@ -23,8 +23,8 @@ const Instruction& At(const Plan& plan, const std::vector<Device>& devices, Issu
   return plan.program(rank)[place.index];
 }
 
-/// What every participant of a point must have in common, and who they must be: written down from
-/// the plan alone.
+/// The participants of a point have this in common, and must be these: written down from the plan
+/// alone.
 std::vector<std::pair<Device, Instruction>> Expected(const Plan& plan, Device device,
                                                      const Instruction& i) {
   const auto find = [&](int rank, auto matches) -> Instruction {
@@ -164,9 +164,7 @@ TEST_SUITE("unit") {
   TEST_CASE("issue order: what is right for one device after the other is right for all") {
     std::mt19937_64 random(1);
     for (const Spec& spec : RandomSpecs(&random, 60, 6, 9)) {
-      CAPTURE(spec.schedule);
-      CAPTURE(spec.ranks);
-      CAPTURE(spec.microbatches);
+      CAPTURES(spec.schedule, spec.ranks, spec.microbatches);
       Plan plan = Compile(spec);
       plan.expert_parallel = 1 + static_cast<int>(random() % 3);
       const std::vector<Device> devices = AllDevices(plan);
@@ -180,8 +178,7 @@ TEST_SUITE("unit") {
     std::mt19937_64 random(2);
     for (const char* schedule : {"1f1b", "zb-1p", "dualpipe"}) {
       for (const int members : {1, 2, 3}) {
-        CAPTURE(schedule);
-        CAPTURE(members);
+        CAPTURES(schedule, members);
         const CostModel costs = RandomMoeCosts(&random, 2, Overlap::kAll);
         Spec spec = MakeSpec(schedule, 4, 8, costs);
         spec.data_parallel = 2;
@@ -237,7 +234,7 @@ TEST_SUITE("unit") {
   }
 
   TEST_CASE("issue order: what is behind a group is behind all of it") {
-    // Of the two messages of rank 1 the one to rank 2 is met long before the one from rank 0.
+    // The one to rank 2 of the two messages of rank 1 is met long before the one from rank 0.
     const Plan plan = PlanFromText(R"(
 rank
  F s0 m0
@@ -298,8 +295,8 @@ rank
  RECV_F s2 m0 from=1
  SEND_B s2 m0 to=1
 )"));
-    CHECK(text.find("rank 1, instruction 0") != std::string::npos);
-    CHECK(text.find("rank 2, instruction 0") != std::string::npos);
+    CHECK(Contains(text, "rank 1, instruction 0"));
+    CHECK(Contains(text, "rank 2, instruction 0"));
     CHECK(text.find("rank 0") == text.find("rank 0, instruction 99"));
   }
 

@@ -86,7 +86,7 @@ TEST_SUITE("unit") {
             }
           }
         }
-        // What is stamped before it can only be the beginning of a meeting, one in each lane.
+        // A stamp before it can only be the beginning of a meeting, one in each lane.
         size_t lanes = 0;
         for (const auto& device : issue.lanes) lanes += device->streams().size();
         CHECK(first >= 0);

@@ -49,7 +49,7 @@ std::vector<std::string> ExpectedCalls(const Plan& plan) {
     const size_t copies = holders.size() * static_cast<size_t>(devices);
     if (copies > 1) calls.push_back("sum " + std::to_string(copies));
   }
-  std::sort(calls.begin(), calls.end());
+  std::ranges::sort(calls);
   return calls;
 }
 
@@ -73,8 +73,7 @@ TEST_SUITE("unit") {
   TEST_CASE("issuer: exactly the plan's instructions and lanes and events") {
     for (const char* schedule : {"1f1b", "zb-1p", "dualpipe"}) {
       for (const int members : {1, 2}) {
-        CAPTURE(schedule);
-        CAPTURE(members);
+        CAPTURES(schedule, members);
         const Plan plan = PlanOf(schedule, 4, 8, members);
         Issue issue(plan, AllDevices(plan), kEager);
         for (int step = 1; step <= 2; ++step) {
@@ -82,7 +81,7 @@ TEST_SUITE("unit") {
           issue.Step(step);
           CHECK(FlawOfIssue(plan, issue.log) == "");
           CHECK(FlawOfExecution(plan, issue.executed) == "");
-          std::sort(issue.links.calls.begin(), issue.links.calls.end());
+          std::ranges::sort(issue.links.calls);
           CHECK(issue.links.calls == ExpectedCalls(plan));
         }
         CHECK(issue.backends[1]->uploads == std::vector<int>{1, 2});
@@ -93,16 +92,14 @@ TEST_SUITE("unit") {
   TEST_CASE("issuer: a graph has the same nodes and edges and is captured once") {
     for (const char* schedule : {"1f1b", "zb-1p", "dualpipe"}) {
       for (const int members : {1, 2}) {
-        CAPTURE(schedule);
-        CAPTURE(members);
+        CAPTURES(schedule, members);
         const Plan plan = PlanOf(schedule, 4, 8, members);
         Issue issue(plan, AllDevices(plan), kGraph, 3);
         issue.Step(1);
-        // What is captured, without the launch that follows.
+        // Calls that are captured, without the launch that follows.
         using Kind = GpuCall::Kind;
-        const auto end = std::find_if(issue.log.begin(), issue.log.end(), [](const GpuCall& call) {
-          return call.kind == Kind::kEndCapture;
-        });
+        const auto end = std::ranges::find_if(
+            issue.log, [](const GpuCall& call) { return call.kind == Kind::kEndCapture; });
         REQUIRE(end != issue.log.end());
         CHECK(issue.log.front().kind == Kind::kBeginCapture);
         CHECK(FlawOfIssue(plan, {issue.log.begin(), end}) == "");
@@ -142,10 +139,9 @@ TEST_SUITE("unit") {
             --less.after_count;
             Issue issue(other, AllDevices(other), kEager);
             issue.Step(1);
-            CAPTURE(rank);
-            CAPTURE(ToString(i));
+            CAPTURES(rank, ToString(i));
             CHECK(FlawOfIssue(other, issue.log) == "");
-            CHECK(FlawOfIssue(plan, issue.log).find(" waits for ") != std::string::npos);
+            CHECK(Contains(FlawOfIssue(plan, issue.log), " waits for "));
             ++removed;
           }
         }
@@ -205,7 +201,7 @@ TEST_SUITE("unit") {
       if (work == Work::kReduce) expected.push_back("sum 1");
     }
     for (const std::string& call : issue.links.calls) {
-      if (call.find("group") == std::string::npos) calls.push_back(call);
+      if (!Contains(call, "group")) calls.push_back(call);
     }
     CHECK(calls == expected);
   }
@@ -217,7 +213,7 @@ TEST_SUITE("unit") {
       issue.Step(1);
       CHECK(issue.links.calls ==
             std::vector<std::string>{"begin group", "transfer 1", "transfer 1", "end group"});
-      // Nothing is said to be over that only begins with the group.
+      // No work that only begins with the group is said to be over.
       std::vector<GpuCall::Kind> kinds;
       size_t transfers = 0;
       for (const GpuCall& call : issue.log) {

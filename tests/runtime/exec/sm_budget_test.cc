@@ -89,7 +89,7 @@ TEST_SUITE("unit") {
             CHECK(each * devices <= sms);
             CHECK((each + kPartitionSms) * devices > sms);
           }
-          // What was chosen can be asked for.
+          // A choice can be asked for.
           const SmBudget asked = BudgetOf(sms, devices, use, budget.sms);
           CHECK(asked.sms == budget.sms);
           CHECK(asked.compute == budget.compute);
@@ -125,9 +125,8 @@ TEST_SUITE("unit") {
     CHECK(refused(132, 17, 8) ==
           "17 partitions of 8 SMs do not fit a GPU of 132 SMs; at most 16 devices do, of 8 each");
     for (const int wanted : {-8, 1, 7, 12, 33, 131}) {
-      CHECK(refused(132, 1, wanted)
-                .find(": the SMs of a partition are a multiple of 8, and at least as many") !=
-            std::string::npos);
+      CHECK(Contains(refused(132, 1, wanted),
+                     ": the SMs of a partition are a multiple of 8, and at least as many"));
     }
     CHECK(refused(2, 1, 0) ==
           "a GPU of 2 SMs has none left for compute: 3 are needed to communicate");

@@ -98,7 +98,7 @@ std::vector<uint32_t> BitsOf(const std::vector<float>& values) {
   return bits;
 }
 
-/// Of one expert group: which rows each member sends to whom, and what must become of them.
+/// Routing of one expert group: which rows each member sends to whom, and what must become of them.
 struct Routing {
   int members, local_experts, width;
   std::vector<std::vector<int32_t>> sent;  // by member: where the rows to each expert begin
@@ -125,7 +125,7 @@ struct Routing {
     return std::span(tokens[m]).subspan(static_cast<size_t>(sent[m][e] * width),
                                         static_cast<size_t>((sent[m][e + 1] - sent[m][e]) * width));
   }
-  /// What the experts of a member get: by expert, then member, then token.
+  /// Rows of the experts of a member: by expert, then member, then token.
   std::vector<float> Expected(int member) const {
     std::vector<float> rows;
     for (int local = 0; local < local_experts; ++local) {
@@ -185,8 +185,7 @@ TEST_SUITE("unit") {
     std::mt19937 random(2);
     for (uint64_t seed = 1; seed <= 9; ++seed) {
       for (int members = 1; members <= 3; ++members) {
-        CAPTURE(seed);
-        CAPTURE(members);
+        CAPTURES(seed, members);
         plan.expert_parallel = members;
         std::vector<Device> devices;
         for (int m = 0; m < members; ++m) devices.push_back({0, m, 0});
@@ -278,8 +277,7 @@ rank
     }
     for (unsigned seed = 1; seed <= 6; ++seed) {
       for (const size_t dense : {size_t{0}, size_t{5}, size_t{64}, size_t{1023}}) {
-        CAPTURE(seed);
-        CAPTURE(dense);
+        CAPTURES(seed, dense);
         const size_t experts = dense / 3;
         Site site(devices, seed);
         VirtualLinks links(plan, kBudget, site.gpu, site.streams);

@@ -22,6 +22,7 @@
 #include "tests/emulator/emulator.h"
 #include "tests/runtime/exec/issue_log.h"
 #include "tests/runtime/gpu/emulated_stages.h"
+#include "tests/support/failure.h"
 
 namespace contraflow::gpu_custom_test {
 namespace {
@@ -81,7 +82,7 @@ std::string Check(const Plan& plan, uint64_t seed, bool spoil, int64_t* bytes) {
   return "";
 }
 
-/// What stages were called with that do nothing else.
+/// Arguments of the calls of stages that do nothing else.
 struct Recorded {
   Executed executed;
   std::vector<std::string> calls;  // "1 s2 F m3": on rank 1, of stage 2
@@ -236,7 +237,7 @@ TEST_SUITE("unit") {
       issue.Step(1);
       // The interface's own kernels are no instructions.
       std::erase_if(issue.log, [](const GpuCall& call) {
-        return call.kind == GpuCall::Kind::kKernel && call.kernel.find(" m") != std::string::npos;
+        return call.kind == GpuCall::Kind::kKernel && Contains(call.kernel, " m");
       });
       CHECK(FlawOfIssue(plan, issue.log) == "");
       CHECK(FlawOfExecution(plan, record.executed) == "");

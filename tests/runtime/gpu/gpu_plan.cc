@@ -15,18 +15,16 @@
 namespace contraflow {
 
 Model SmallGpuModel(float capacity_factor) {
-  Model model;
-  model.name = "small-gpu";
-  model.width = 16;
-  model.heads = 2;
-  model.experts = 4;
-  model.top_k = 2;
-  model.expert_width = 8;
-  model.capacity_factor = capacity_factor;
-  model.vocabulary = 256;
-  model.sequence = 6;
-  model.batch = 2;
-  return model;
+  return {.name = "small-gpu",
+          .width = 16,
+          .heads = 2,
+          .experts = 4,
+          .top_k = 2,
+          .expert_width = 8,
+          .capacity_factor = capacity_factor,
+          .vocabulary = 256,
+          .sequence = 6,
+          .batch = 2};
 }
 
 Plan GpuPlanFor(const Model& model, std::string_view schedule, int ranks, int microbatches,
@@ -178,7 +176,7 @@ StepResult OneByOneRun::Step(int step) {
         const auto is_there = [&](int other) {
           return at(other).Find(Op::REDUCE, first.stage, -1) != at(other).end;
         };
-        if (!std::all_of(ranks.begin(), ranks.end(), is_there)) continue;
+        if (!std::ranges::all_of(ranks, is_there)) continue;
         Sum(first.stage);
         for (const int other : ranks) at(other).Open();
         moved = true;

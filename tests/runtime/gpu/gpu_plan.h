@@ -14,7 +14,7 @@
 
 namespace contraflow {
 
-/// As small as a model for a GPU can be; its layers are still to be settled.
+/// The smallest model for a GPU; its layers are still to be settled.
 Model SmallGpuModel(float capacity_factor = 0);
 
 /// A plan of level buffer for the GPU runtime, with one or two layers a stage; the costs of its

@@ -82,7 +82,7 @@ TEST_SUITE("unit") {
       CAPTURE(document);
       const std::string refusal = Failure([&] { ParseMatmulFile(document, "f"); });
       CHECK(refusal.starts_with("f:"));
-      CHECK(refusal.find(why) != std::string::npos);
+      CHECK(Contains(refusal, why));
     };
     refused("", "f:");
     refused("[]", "must be a file of matrix products (an object)");
@@ -156,7 +156,7 @@ TEST_SUITE("unit") {
     CHECK(after.size() == 3);
     CHECK(after.at(here).size() == 2);
 
-    // What holds elsewhere is not taken.
+    // A choice that holds elsewhere is not taken.
     Chooser elsewhere;
     ChooseMatmuls(path, elsewhere.products, elsewhere.gpu, elsewhere.stream(), kSms + 1);
     CHECK(elsewhere.Products() == timed);

@@ -23,7 +23,7 @@ namespace {
 /// Few, as blocks take time in the emulator.
 constexpr int kSms = 2;
 
-/// Of GpuPlanFor: stages have one layer, or two.
+/// Seeds of GpuPlanFor: stages have one layer, or two.
 constexpr uint64_t kOneLayer = 1, kTwoLayers = 3;
 
 gpu::Stream FewSms() { return {TestStream().handle, kSms}; }
@@ -105,12 +105,11 @@ TEST_SUITE("kernel") {
     CHECK(strayed > 0);
     Stage& stage = host.stage();
     for (const ParameterBlock& block : stage.blocks()) {
-      if (block.name.find("down") == std::string::npos) continue;
+      if (!Contains(block.name, "down")) continue;
       CAPTURE(block.name);
       const auto part = stage.gradients().subspan(block.offset, block.size);
-      const bool zero = std::all_of(part.begin(), part.end(), [](float x) { return x == 0; });
-      const bool told = block.name.find("expert 1") != std::string::npos ||
-                        block.name.find("expert 3") != std::string::npos;
+      const bool zero = std::ranges::all_of(part, [](float x) { return x == 0; });
+      const bool told = Contains(block.name, "expert 1") || Contains(block.name, "expert 3");
       CHECK(zero == !told);
     }
     host.OnRouted([&](int, size_t, const LayerViews<float>& v) {
@@ -129,7 +128,7 @@ TEST_SUITE("kernel") {
         CompareGpuStep(trial.plan, 1, result, trial.run, trial.reference, &host, 1e-9);
     CHECK(far.difference.find("step 1: loss of replica 0, micro-batch 0 is off the host's "
                               "by ") == 0);
-    CHECK(far.difference.find("e-09 was expected") != std::string::npos);
+    CHECK(Contains(far.difference, "e-09 was expected"));
     CHECK(far.where.find("gradient of stage ") == 0);
     CHECK(far.gradient > 0);
     CHECK(far.gradient < far.largest);
@@ -169,7 +168,7 @@ TEST_SUITE("kernel") {
 
     other = plan;
     other.slots[0].pop_back();
-    CHECK(refusal(other).find("has 0 bytes, model \"small-gpu\" needs ") != std::string::npos);
+    CHECK(Contains(refusal(other), "has 0 bytes, model \"small-gpu\" needs "));
 
     other = plan;
     other.slots[0].front().microbatch = 99;
@@ -202,12 +201,11 @@ TEST_SUITE("kernel") {
       const std::span<std::byte> bytes = device.Message(i);
       CHECK(reinterpret_cast<uintptr_t>(bytes.data()) % kSlotAlignment == 0);
       CHECK(bytes.size() == static_cast<size_t>(model.tokens() * model.width) * 2);
-      // Nothing has come yet: the memory is full of NaN.
+      // No value has come yet: the memory is full of NaN.
       std::vector<std::byte> there(bytes.size());
       TestGpu().CopyToHost(TestStream(), there.data(), bytes.data(), bytes.size());
       TestGpu().Synchronize();
-      CHECK(std::all_of(there.begin(), there.end(),
-                        [](std::byte b) { return b == std::byte{0xff}; }));
+      CHECK(std::ranges::all_of(there, [](std::byte b) { return b == std::byte{0xff}; }));
     }
     CHECK(messages > 0);
     CHECK_THROWS_WITH_AS(device.StageAt(0), "this rank holds no copy of stage 0; verify the plan",

@@ -159,7 +159,7 @@ struct PoisonedRun {
   VirtualRanks ranks;
 };
 
-/// Of which one step is never done, by its number.
+/// A GPU of which one step is never done, by its number.
 class StuckGpu : public EmulatedGpu {
  public:
   explicit StuckGpu(int step) : left_(step) {}
@@ -230,13 +230,12 @@ TEST_SUITE("kernel") {
         }
       });
       CHECK(error.find("step 2: a gradient of \"") == 0);
-      CHECK(error.find("\" in stage 1 is not finite; lower the model's learning_rate") !=
-            std::string::npos);
+      CHECK(Contains(error, "\" in stage 1 is not finite; lower the model's learning_rate"));
       CHECK(run.gpu.calls == "LLWLW");
       CHECK(states[0][0] != states[1][0]);
       CHECK(states[0][1] != states[1][1]);
-      // As on the host, a stage is updated before another one's gradients are known; but not where
-      // their norm is waited for, nor in the step behind.
+      // A stage, like on the host, is updated before another one's gradients are known; but not
+      // where their norm is waited for, nor in the step after.
       CHECK(run.StateOfRank(0) == states[clip > 0 ? 0 : 1][0]);
       CHECK(run.StateOfRank(1) == states[0][1]);
     }

@@ -35,19 +35,17 @@ constexpr uint64_t kSeed = 1;
 constexpr GpuRunOptions kGraph = {{.graph = true}};
 constexpr GpuRunOptions kEager = {{.graph = false, .stamps = false, .run_ahead = 4}};
 
-/// As small as a model for a GPU can be; every token visits `top_k` of `experts`.
+/// The smallest model for a GPU; every token visits `top_k` of `experts`.
 Model SmallModel(int top_k, int experts, float capacity_factor = 0) {
-  Model model;
-  model.name = "small";
-  model.width = 16;
-  model.heads = 2;
-  model.experts = experts;
-  model.top_k = top_k;
-  model.expert_width = 16;
-  model.capacity_factor = capacity_factor;
-  model.sequence = 8;
-  model.batch = 2;
-  return model;
+  return {.name = "small",
+          .width = 16,
+          .heads = 2,
+          .experts = experts,
+          .top_k = top_k,
+          .expert_width = 16,
+          .capacity_factor = capacity_factor,
+          .sequence = 8,
+          .batch = 2};
 }
 
 /// With all that the optimizer can be told: a norm that is soon reached, a rate that falls.
@@ -90,7 +88,7 @@ struct Shape {
   int members = 1, replicas = 1;
 };
 
-/// Of level buffer, for a GPU.
+/// Plan of level buffer, for a GPU.
 Plan PlanOf(const Shape& shape, const Model& model) {
   CostModel costs;
   costs.moe = MoeCost{shape.layers, {9}, {4}, {7}, {5}, {5}, {7}, {4}, {8}, {6}, {9}};
@@ -119,7 +117,7 @@ Outcome OutcomeOf(const Plan& plan, Run* run) {
   for (const Device& device : run->devices()) {
     for (int s = 0; s < plan.stages; ++s) {
       const std::vector<int>& ranks = holders[static_cast<size_t>(s)];
-      if (std::find(ranks.begin(), ranks.end(), device.rank) == ranks.end()) continue;
+      if (std::ranges::find(ranks, device.rank) == ranks.end()) continue;
       Stage& stage = run->At(device).StageAt(s);
       const std::string name = std::to_string(device.replica) + "." +
                                std::to_string(device.member) + "." + std::to_string(device.rank) +
@@ -246,7 +244,7 @@ TEST_SUITE("unit") {
   TEST_CASE("GPU run: a layer takes few launches, and stamps are those of its instructions") {
     const Model model = SmallModel(2, 4);
     const Dataset dataset = SmallDataset();
-    // Of one step of one micro-batch, with so many layers in the only stage.
+    // Launches of one step of one micro-batch, with so many layers in the only stage.
     const auto launches = [&](int layers, int stamps) {
       Plan plan;
       for (uint64_t seed = 1; plan.layers != layers; ++seed) {
@@ -312,7 +310,7 @@ TEST_SUITE("unit") {
           "`level` buffer `model` " +
               model.name + " `device` cuda");
     // Its slots are of the sizes that the host's runtime stores values in.
-    CHECK(error_of(plan_of(Level::kBuffer)).find("`device` cuda") != std::string::npos);
+    CHECK(Contains(error_of(plan_of(Level::kBuffer)), "`device` cuda"));
     CHECK(error_of(PlanOf({"1f1b", 17, 17}, model)) ==
           "a GPU of 132 SMs can stand for at most 16 devices (partitions of at least 8 SMs), not "
           "for 17; compile the plan for fewer ranks, or run it on more GPUs");

@@ -46,7 +46,7 @@ void Shorten(Views* v) {
   v->ddispatched = v->dsorted;
 }
 
-/// What layers give is what layers get.
+/// Layers get what layers give.
 template <typename Views>
 void Chain(std::vector<Views>* layers) {
   for (size_t l = 0; l + 1 < layers->size(); ++l) {
@@ -69,7 +69,7 @@ struct OnHost {
       Shorten(&v);
     }
     Chain(&views);
-    // What the GPU multiplies by.
+    // Weights as the GPU multiplies by them.
     for (float& weight : stage.parameters()) weight = gpu::ToFloat(gpu::ToBf16(weight));
   }
 
@@ -197,8 +197,8 @@ void CheckGradients(Stage& gpu, Stage& host) {
       return std::vector<double>(values.begin(), values.end());
     };
     const std::vector<double> wanted = part(host.gradients());
-    // Of an expert that no token visits.
-    if (std::all_of(wanted.begin(), wanted.end(), [](double x) { return x == 0; })) {
+    // Gradient of an expert that no token visits.
+    if (std::ranges::all_of(wanted, [](double x) { return x == 0; })) {
       CHECK(part(gpu.gradients()) == wanted);
     } else {
       CHECK(RelativeError(part(gpu.gradients()), wanted) < kGradientBound);

@@ -32,7 +32,7 @@ Model RandomModel(std::mt19937_64* random) {
   return model;
 }
 
-/// Where a part must be, and how many bytes it takes.
+/// Required place of a part, and how many bytes it takes.
 struct Part {
   const void* at;
   int64_t bytes;
@@ -164,7 +164,7 @@ TEST_SUITE("unit") {
       CHECK(memory.gradient_bytes[i] == 4 * size);
       CHECK(memory.optimizer_bytes[i] == 8 * size);
     }
-    // As on the host, but for the sizes.
+    // The same as on the host, but for the sizes.
     const MemoryCost host = FootprintOf(model, 2, 2, 2);
     CHECK(host.gradient_bytes == memory.gradient_bytes);
     CHECK(host.activation_bytes > memory.activation_bytes);
@@ -175,7 +175,7 @@ TEST_SUITE("unit") {
       Model model = SmallGpuModel();
       change(&model);
       const std::string text = Failure([&] { FitGpuModel(model, 1, 0, 1); });
-      // What the plan is compiled for is refused there already.
+      // A model that the plan is compiled for is refused there already.
       CHECK(Failure([&] { GpuFootprintOf(model, 1, 0, 1); }) == text);
       return text;
     };

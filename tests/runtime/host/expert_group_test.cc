@@ -30,9 +30,7 @@ void CompareAll(Level level, int members) {
     for (const float capacity : {0.0f, 0.6f}) {
       const Model model = GroupModel(capacity);
       const Plan plan = PlanFor(model, schedule, 4, 8, members, level, 11);
-      CAPTURE(schedule);
-      CAPTURE(members);
-      CAPTURE(capacity);
+      CAPTURES(schedule, members, capacity);
       const TrainingOutcome outcome = TrainBesideReference(plan, model, {.strict = capacity > 0});
       CHECK(outcome.difference == "");
       CHECK((outcome.dropped > 0) == (capacity > 0));
@@ -219,15 +217,15 @@ TEST_SUITE("equivalence") {
     CHECK(difference([](StepResult& result, ThreadedRun&) { result.losses[3] = 1.5f; })
               .starts_with("step 1: loss of replica 0 member 1, micro-batch 1 is 1.5 (0x3fc00000), "
                            "without a pipeline "));
-    CHECK(difference([](StepResult& result, ThreadedRun&) {
-            ++result.dropped;
-          }).find(" (token, expert) pairs were dropped, without a pipeline ") != std::string::npos);
+    CHECK(Contains(difference([](StepResult& result, ThreadedRun&) { ++result.dropped; }),
+                   " (token, expert) pairs were dropped, without a pipeline "));
     const std::string expert = difference([](StepResult&, ThreadedRun& run) {
       run.At({0, 1, 1}).StageAt(1).expert_gradients()[0] = -0.25f;
     });
     CHECK(expert.starts_with("step 1: gradient of stage 1, block \"layer "));
-    CHECK(expert.find(" expert 2 gate_up\", index 0, on replica 0 member 1 rank 1 is -0.25 "
-                      "(0xbe800000), without a pipeline ") != std::string::npos);
+    CHECK(Contains(expert,
+                   " expert 2 gate_up\", index 0, on replica 0 member 1 rank 1 is -0.25 "
+                   "(0xbe800000), without a pipeline "));
     CHECK(difference([](StepResult&, ThreadedRun& run) {
             float& weight = run.At({0, 0, 0}).StageAt(0).parameters()[0];
             weight = -weight;

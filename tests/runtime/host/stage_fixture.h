@@ -14,18 +14,16 @@ namespace contraflow {
 
 /// A model of awkward sizes: nothing is a multiple of a vector, heads are as narrow as they can be.
 inline Model AwkwardModel(int layers) {
-  Model model;
-  model.name = "awkward";
-  model.layers = layers;
-  model.width = 6;
-  model.heads = 3;
-  model.experts = 5;
-  model.top_k = 2;
-  model.expert_width = 7;
-  model.vocabulary = 11;
-  model.sequence = 5;
-  model.batch = 3;
-  return model;
+  return {.name = "awkward",
+          .layers = layers,
+          .width = 6,
+          .heads = 3,
+          .experts = 5,
+          .top_k = 2,
+          .expert_width = 7,
+          .vocabulary = 11,
+          .sequence = 5,
+          .batch = 3};
 }
 
 /// Pseudo-random tokens; target t is the token after t.

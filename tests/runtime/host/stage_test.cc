@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "tests/runtime/host/stage_fixture.h"
+#include "tests/support/failure.h"
 
 namespace contraflow::stage_test {
 namespace {
@@ -110,7 +111,7 @@ TEST_CASE("stage: initial weights hang on the seed and differ from block to bloc
   };
   for (const ParameterBlock& a : one.blocks()) {
     CAPTURE(a.name);
-    if (a.name.find("norm") != std::string::npos) continue;
+    if (Contains(a.name, "norm")) continue;
     CHECK_FALSE(SameBits(part(one, a), part(other, a)));
     for (const ParameterBlock& b : one.blocks()) {
       CHECK((a.name == b.name) == SameBits(part(one, a), part(one, b)));
@@ -154,7 +155,7 @@ TEST_CASE("stage: the learning rate warms up zero gradients leave only the decay
     const double rate = 0.1 * std::min(1.0, step / 4.0);
     for (const ParameterBlock& block : stage.blocks()) {
       CAPTURE(block.name);
-      const bool gain = block.name.find("norm") != std::string::npos;
+      const bool gain = Contains(block.name, "norm");
       for (size_t i = block.offset; i < block.offset + block.size; ++i) {
         REQUIRE(stage.parameters()[i] ==
                 doctest::Approx(before[i] * (gain ? 1 : 1 - rate * 0.5)).epsilon(1e-5));
@@ -177,7 +178,7 @@ TEST_CASE("stage: the parts of any partition begin with the weights of the whole
         REQUIRE(there != whole.blocks().end());
         CHECK(SameBits(part.parameters().subspan(block.offset, block.size),
                        whole.parameters().subspan(there->offset, there->size)));
-        blocks += member == 0 || block.name.find(" expert ") != std::string::npos ? 1 : 0;
+        blocks += member == 0 || Contains(block.name, " expert ") ? 1 : 0;
       }
     }
   }

@@ -1,4 +1,4 @@
-// What the processes of a job must have alike, and what they tell each other as bytes.
+// Facts that the processes of a job must have alike, and what they tell each other as bytes.
 
 #include <doctest/doctest.h>
 
@@ -128,7 +128,7 @@ TEST_SUITE("unit") {
     progress.WaitFor(Progress::kNobody);
     progress.Enter(3, Progress::kEnd);
     CHECK(text() == "step 3, at its end");
-    // What was torn while it changed is left out.
+    // A state that was torn while it changed is left out.
     progress.Enter(4, 1'000'000);
     progress.WaitFor(99, 1'000'000);
     CHECK(text() == "step 4");

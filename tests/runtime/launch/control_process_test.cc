@@ -23,6 +23,7 @@
 #include "compiler/plan/error.h"
 #include "runtime/launch/meeting.h"
 #include "tests/runtime/launch/watched_job.h"
+#include "tests/support/failure.h"
 
 namespace contraflow::control_process_test {
 namespace {
@@ -44,7 +45,7 @@ class ForkedJob {
 
   ForkedJob(int size, const Control::Options& options, const Body& body) {
     std::vector<Membership> members = JoinWatch(size);
-    // What is not written yet would be written by each of them.
+    // Output that is not written yet would be written by each of them.
     std::fflush(nullptr);
     std::cout.flush();
     for (int rank = 0; rank < size; ++rank) {
@@ -79,7 +80,7 @@ class ForkedJob {
   void Signal(int rank, int signal) { ::kill(pids_[static_cast<size_t>(rank)], signal); }
   /// Waits until it has said this.
   void Await(int rank, const std::string& line) {
-    while (Said(rank).find(line) == std::string::npos && Read(rank)) {
+    while (!Contains(Said(rank), line) && Read(rank)) {
     }
   }
   /// How it ended: `exit 1`, `signal 9`; or `lives`, after some minutes.
@@ -97,7 +98,7 @@ class ForkedJob {
     return WIFSIGNALED(status) ? "signal " + std::to_string(WTERMSIG(status))
                                : "exit " + std::to_string(WEXITSTATUS(status));
   }
-  /// Of all, joined by commas.
+  /// Results of all, joined by commas.
   std::string WaitAll() {
     Ends ends;
     for (int rank = 0; rank < static_cast<int>(pids_.size()); ++rank) ends.push_back(Wait(rank));
@@ -186,7 +187,7 @@ TEST_SUITE("unit") {
           "contraflow-run: error: rank " + std::to_string(dead) +
           " was lost: its connection closed (it was killed, or its machine is gone)"));
       CAPTURE(report);
-      CHECK((report.find("were sent SIGTERM\n") != std::string::npos) == (dead != 0));
+      CHECK(Contains(report, "were sent SIGTERM\n") == (dead != 0));
     }
   }
 
@@ -256,7 +257,7 @@ TEST_SUITE("unit") {
     CHECK(job.Wait(2) == "exit 75");
     const std::string report = job.ReportOf(0);
     CAPTURE(report);
-    CHECK(FirstLine(report).find("rank 1 was lost: it was silent for 4 s") != std::string::npos);
+    CHECK(Contains(FirstLine(report), "rank 1 was lost: it was silent for 4 s"));
     job.Signal(1, SIGCONT);
     CHECK(job.Wait(1) == "exit 75");
   }
@@ -302,7 +303,7 @@ TEST_SUITE("unit") {
       ::raise(SIGINT);
       control.Finish();
     });
-    CHECK(job.WaitAll().find("exit 0") == std::string::npos);
+    CHECK(!Contains(job.WaitAll(), "exit 0"));
 
     const auto old = std::signal(SIGINT, SIG_IGN);
     ForkedJob ignoring(2, Unhurried(), [](int, Control& control) {

@@ -172,7 +172,7 @@ TEST_SUITE("unit") {
   TEST_CASE("control: a process that orders what it may not is not obeyed") {
     // Rank 2 neither stops the others nor ends the job.
     WatchedJob job(3, Unhurried(), {2});
-    Stream& stream = job.membership(2).links[0];
+    Socket& stream = job.membership(2).links[0];
     SendTalk(stream, Watch::kStop, BytesOf({FaultKind::kError, 2, "now"}));
     SendTalk(stream, Watch::kEnd);
     SendTalk(stream, Watch::kFinished);

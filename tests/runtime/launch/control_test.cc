@@ -16,6 +16,7 @@
 
 #include "compiler/plan/error.h"
 #include "tests/runtime/launch/watched_job.h"
+#include "tests/support/failure.h"
 
 namespace contraflow::control_test {
 namespace {
@@ -62,8 +63,7 @@ TEST_SUITE("unit") {
           const std::string subject = size > 1 ? Name(failing) + ": " : "";
           CHECK(FirstLine(job.Report()) == "contraflow-run: error: " + subject + "it broke");
           for (int rank = 0; rank < size && size > 1; ++rank) {
-            CHECK(job.Report().find("\n  " + Name(rank) + "  step 3, instruction 17 since ") !=
-                  std::string::npos);
+            CHECK(Contains(job.Report(), "\n  " + Name(rank) + "  step 3, instruction 17 since "));
           }
         }
       }
@@ -103,12 +103,12 @@ TEST_SUITE("unit") {
           if (lost > 0) {
             CHECK(FirstLine(job.Report()) == line);
             CHECK(job.reports()[0].first == 0);
-            CHECK(job.Report().find("then") == std::string::npos);
+            CHECK(!Contains(job.Report(), "then"));
             continue;
           }
           // Each of the others prints one line.
           auto reports = job.reports();
-          std::sort(reports.begin(), reports.end());
+          std::ranges::sort(reports);
           REQUIRE(reports.size() == static_cast<size_t>(size) - 1);
           for (int rank = 1; rank < size; ++rank) {
             const auto& [reporter, report] = reports[static_cast<size_t>(rank) - 1];
@@ -164,10 +164,10 @@ TEST_SUITE("unit") {
       });
       const std::string report = job.Report();
       CHECK(Codes(job) == std::vector<int>{1, 11, 12});
-      CHECK((report.find("error: rank 1: error 1\n") != std::string::npos) ==
-            (report.find("then    rank 2: error 2\n") != std::string::npos));
-      CHECK((report.find("error: rank 2: error 2\n") != std::string::npos) ==
-            (report.find("then    rank 1: error 1\n") != std::string::npos));
+      CHECK(Contains(report, "error: rank 1: error 1\n") ==
+            (Contains(report, "then    rank 2: error 2\n")));
+      CHECK(Contains(report, "error: rank 2: error 2\n") ==
+            (Contains(report, "then    rank 1: error 1\n")));
     }
   }
 
@@ -186,8 +186,9 @@ TEST_SUITE("unit") {
     job.Join();
     CHECK(Codes(job) == std::vector<int>{75, 11, 75, -1});
     CHECK(FirstLine(job.Report()) == "contraflow-run: error: rank 3" + std::string(kClosed));
-    CHECK(job.Report().find("\n  then    rank 1, instruction 4: rank 3 was lost: the connection "
-                            "was closed\n") != std::string::npos);
+    CHECK(Contains(job.Report(),
+                   "\n  then    rank 1, instruction 4: rank 3 was lost: the connection "
+                   "was closed\n"));
   }
 
   TEST_CASE("control: an error of a rank that is lost after it remains the cause") {
@@ -197,7 +198,7 @@ TEST_SUITE("unit") {
     job.membership(2).links.clear();
     job.Run([](int, Control& control, Progress&) { WaitForStop(control); });
     CHECK(FirstLine(job.Report()) == "contraflow-run: error: rank 2: disk full");
-    CHECK(job.Report().find("\n  rank 2  lost; never heard from\n") != std::string::npos);
+    CHECK(Contains(job.Report(), "\n  rank 2  lost; never heard from\n"));
   }
 
   TEST_CASE("control: a rank that does not come back is described and ended all the same") {
@@ -220,8 +221,8 @@ TEST_SUITE("unit") {
       job.Join();
       CHECK(Codes(job) == CodesBut(3, (stuck + 1) % 3, 10 + (stuck + 1) % 3));
       const std::string report = job.Report();
-      CHECK(report.find("\n  " + Name(stuck) + "  step 5, instruction " + std::to_string(stuck) +
-                        " since ") != std::string::npos);
+      CHECK(Contains(report, "\n  " + Name(stuck) + "  step 5, instruction " +
+                                 std::to_string(stuck) + " since "));
     }
   }
 
@@ -267,7 +268,7 @@ TEST_SUITE("unit") {
                                       ? "contraflow-run: error: no rank has made progress for 1.2 s"
                                       : "contraflow-run: error: no progress for 1.2 s"));
       const std::string circle = "\n  circular wait: rank 0 for rank 1, rank 1 for ";
-      CHECK((report.find(circle) != std::string::npos) == (size > 1));
+      CHECK(Contains(report, circle) == (size > 1));
     }
   }
 

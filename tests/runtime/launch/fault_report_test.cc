@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "tests/support/failure.h"
+
 namespace contraflow::fault_report_test {
 namespace {
 
@@ -162,7 +164,7 @@ TEST_SUITE("unit") {
           "  circular wait: rank 1 for rank 3, rank 3 for rank 1\n"
           "  circular wait: rank 2 for rank 2\n");
     findings.cause = Seen(5);
-    CHECK(Report(findings).find("circle") == std::string::npos);
+    CHECK(!Contains(Report(findings), "circle"));
   }
 
   TEST_CASE("fault report: the cause is the first that does not follow from another") {

@@ -14,7 +14,7 @@
 namespace contraflow {
 namespace {
 
-void CheckJoined(Stream& a, Stream& b, const std::string& word) {
+void CheckJoined(Socket& a, Socket& b, const std::string& word) {
   a.WriteAll(std::as_bytes(std::span(word)), Soon());
   std::string got(word.size(), ' ');
   b.ReadAll(std::as_writable_bytes(std::span(got)), Soon());
@@ -112,7 +112,7 @@ SocketPair::SocketPair() {
 }
 
 void SendText(const Socket& socket, const std::string& text) {
-  Stream stream{Socket(dup(socket.fd()))};
+  Socket stream{Socket(dup(socket.fd()))};
   stream.WriteAll(std::as_bytes(std::span(text)), Soon());
 }
 

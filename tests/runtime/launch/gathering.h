@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "runtime/launch/address.h"
 #include "runtime/launch/meeting.h"
-#include "runtime/launch/socket.h"
 #include "tests/support/sanitized.h"
 
 namespace contraflow {

@@ -24,6 +24,7 @@
 #include "tests/runtime/launch/watched_job.h"
 #include "tests/runtime/nccl/linked_job.h"
 #include "tests/runtime/transport/link_backend.h"
+#include "tests/support/failure.h"
 #include "tests/support/run_support.h"
 #include "tests/support/sanitized.h"
 
@@ -45,7 +46,7 @@ struct Training {
   Training(const char* schedule, int microbatches, int members, float capacity_factor,
            float clip = 0)
       : Training(SmallGpuModel(capacity_factor), schedule, microbatches, members, 3, clip) {}
-  /// Of one layer a stage, and few experts, as tiles take time in the emulator.
+  /// A model of one layer a stage, and few experts, as tiles take time in the emulator.
   explicit Training(float clip) : Training(FewExperts(), "1f1b", 2, 1, 1, clip) {}
   Training(const Model& given, const char* schedule, int microbatches, int members, uint64_t seed,
            float clip)
@@ -191,7 +192,7 @@ std::string FlawOfEnd(const Plan& plan, int failing, size_t index, bool graph) {
                                ", instruction " + std::to_string(index) + " (" +
                                ToString(program[index]) + "): no kernel image";
   if (job.end(failing).error != expected) return "an error \"" + job.end(failing).error + "\"";
-  if (job.Report().find(expected) == std::string::npos) return "a report " + job.Report();
+  if (!Contains(job.Report(), expected)) return "a report " + job.Report();
   for (int p = 0; p < order.processes(); ++p) {
     if (p != failing && !job.end(p).aborted) {
       return "process " + std::to_string(p) + " is not stopped: " + job.end(p).error;
@@ -276,7 +277,8 @@ TEST_SUITE("unit") {
       std::vector<std::vector<float>> weights;
       for (int step = 1; step <= 3; ++step) {
         rank.Step(step);
-        const auto now = static_cast<GpuDevice&>(rank.backend()).StageAt(p).parameters();
+        const auto now =
+            static_cast<GpuDevice&>(rank.At(rank.devices()[0])).StageAt(p).parameters();
         weights.emplace_back(now.begin(), now.end());
       }
       CHECK((weights[1] != weights[0]));

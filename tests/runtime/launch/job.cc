@@ -16,6 +16,7 @@
 #include <stdexcept>
 #include <thread>
 
+#include "tests/support/failure.h"
 #include "tests/support/held_port.h"
 #include "tests/support/mpirun_ports.h"
 
@@ -31,7 +32,7 @@ Clock::time_point After(double seconds) {
          std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
 }
 
-/// What every process has of its environment, whoever runs the tests.
+/// Environment of every process, whoever runs the tests.
 Variables CleanEnvironment(const std::string& mark, const std::string& folder) {
   // mpirun keeps its files in TMPDIR, and those of its shared memory outlive ranks that are killed.
   // Threads that OpenBLAS starts are never used, and spin for longer than some processes live.
@@ -57,7 +58,7 @@ void Put(const Variables& from, Variables* to) {
   }
 }
 
-/// What a launcher tells each process.
+/// Variables that a launcher sets for each process.
 Variables LauncherVariables(JobStyle style, int process, int processes, int port) {
   const std::string number = std::to_string(process), size = std::to_string(processes);
   switch (style) {
@@ -120,7 +121,7 @@ Words MpirunWords(const JobSpec& spec) {
 std::string EnvironmentOf(const std::string& pid) { return ReadText("/proc/" + pid + "/environ"); }
 
 bool HasVariable(const std::string& environment, const std::string& variable) {
-  return ('\0' + environment).find('\0' + variable + '\0') != std::string::npos;
+  return Contains('\0' + environment, '\0' + variable + '\0');
 }
 
 /// The processes of this machine that have all these variables.
@@ -132,7 +133,7 @@ std::vector<pid_t> ProcessesWith(const Words& variables) {
     const std::string pid = entry->d_name;
     if (pid.find_first_not_of("0123456789") != std::string::npos) continue;
     const std::string environment = EnvironmentOf(pid);
-    if (std::all_of(variables.begin(), variables.end(), [&](const std::string& variable) {
+    if (std::ranges::all_of(variables, [&](const std::string& variable) {
           return HasVariable(environment, variable);
         })) {
       found.push_back(static_cast<pid_t>(std::stol(pid)));
@@ -322,7 +323,7 @@ std::string LaunchedJob::Story() const {
 
 int FreePort() {
   static std::list<HeldPort> held;
-  // By process, so that tests at the same time seldom try the same.
+  // Numbers by process, so that tests at the same time seldom try the same.
   static unsigned next = static_cast<unsigned>(getpid()) * 61;
   for (int tries = 0; tries < 1000; ++tries) {
     try {
@@ -368,7 +369,7 @@ Trained TrainWithThreads(const Words& words) {
   spec.processes = 1;
   spec.words = words;
   spec.words.insert(spec.words.end(), {"--transport", "threads", "--json"});
-  // Nothing tells it that it is one of several.
+  // No variable tells it that it is one of several.
   for (const char* const name :
        {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"}) {
     spec.environment[name] = "";

@@ -21,7 +21,7 @@ constexpr double kPatience = 200;
 std::string ReadText(const std::string& path);
 void WriteText(const std::string& path, std::string_view text);
 
-/// Who starts the processes of a job. The last two are what their environments look like; the
+/// Starters of the processes of a job. The last two are what their environments look like; the
 /// programs themselves are not needed.
 enum class JobStyle { kMpirun, kSrun, kTorchrun };
 
@@ -111,8 +111,7 @@ std::string CompilePlan(const TestFolder& folder, const std::string& name,
 /// How often `part` is in `text`.
 int CountOf(std::string_view text, std::string_view part);
 
-/// What a training came to, as --json tells it: digest of its weights and all losses, digit by
-/// digit.
+/// Result of a training, as --json tells it: digest of its weights and all losses, digit by digit.
 struct Trained {
   std::string weights;
   std::vector<std::string> losses;

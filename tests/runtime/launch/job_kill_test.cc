@@ -74,7 +74,7 @@ void CheckStopped(LaunchedJob& job, int victim, Clock::time_point since) {
   CHECK(job.Living().empty());
 }
 
-/// Of the checkpoints in a folder; 0: there is none.
+/// Newest step of the checkpoints in a folder; 0: there is none.
 int NewestStep(const std::string& checkpoints) {
   int newest = 0;
   std::error_code missing;
@@ -97,7 +97,7 @@ struct Trial {
     words = {plan, "--model", "tiny", "--steps"};
   }
 
-  /// What it comes to after so many steps.
+  /// Result after so many steps.
   const Trained& Expected(int steps) {
     Trained& trained = expected[steps];
     if (trained.weights.empty()) {

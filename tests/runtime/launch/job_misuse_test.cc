@@ -58,7 +58,7 @@ class Listener {
       if (connection < 0) break;
       connections.push_back(connection);
       if (answer_.empty()) continue;
-      // As a server does: first what the client says, then the answer.
+      // A server does this: first what the client says, then the answer.
       pollfd ready = {connection, POLLIN, 0};
       char bytes[512];
       if (poll(&ready, 1, -1) > 0 && recv(connection, bytes, sizeof bytes, 0) >= 0) {
@@ -96,7 +96,7 @@ struct Bench {
     return spec;
   }
 
-  /// Of one that waits for the others for so many seconds, and no longer.
+  /// Words of one that waits for the others for so many seconds, and no longer.
   Words Waiting(int seconds) const {
     return {plan, "--model", "tiny", "--rendezvous-timeout", std::to_string(seconds)};
   }

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "tests/runtime/launch/job.h"
+#include "tests/support/failure.h"
 
 namespace contraflow::job_run_test {
 namespace {
@@ -118,7 +119,7 @@ TEST_SUITE("jobs") {
     CAPTURE(job.Story());
     CHECK(job.Wait(kPatience));
     CHECK(job.ending(0).code != 0);
-    CHECK(job.Err(0).find("has a different plan than") != std::string::npos);
+    CHECK(Contains(job.Err(0), "has a different plan than"));
   }
 
 #ifdef CF_HAVE_MPI

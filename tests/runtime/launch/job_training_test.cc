@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "tests/runtime/launch/job.h"
+#include "tests/support/failure.h"
 
 namespace contraflow::job_training_test {
 namespace {
@@ -95,11 +96,11 @@ TEST_SUITE("jobs") {
     REQUIRE(steps.size() == 60);
     for (size_t s = 0; s < steps.size(); ++s) {
       CHECK(steps[s].starts_with("{\"step\": " + std::to_string(s + 1) + ", \"loss\": "));
-      CHECK(steps[s].find("\"grad_norm\": ") != std::string::npos);
+      CHECK(Contains(steps[s], "\"grad_norm\": "));
       const bool validated = (s + 1) % 7 == 0 || s + 1 == 60;
-      CHECK((steps[s].find("\"validation_loss\": ") != std::string::npos) == validated);
+      CHECK(Contains(steps[s], "\"validation_loss\": ") == validated);
     }
-    CHECK(steps[59].find("\"learning_rate\": 9.999999747378752e-05,") != std::string::npos);
+    CHECK(Contains(steps[59], "\"learning_rate\": 9.999999747378752e-05,"));
   }
 
   TEST_CASE("training: a log that is none is left alone") {

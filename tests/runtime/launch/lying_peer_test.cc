@@ -1,6 +1,6 @@
-// What a process of the job may say wrongly: valid messages of every kind and connection, changed
-// at random places. Whatever comes, who hears it ends in a clean error or takes no harm. CF_LIES is
-// the number of lies of each kind.
+// Lies of a process of the job: valid messages of every kind and connection, changed at random
+// places. Whatever comes, who hears it ends in a clean error or takes no harm. CF_LIES is the
+// number of lies of each kind.
 
 #include <doctest/doctest.h>
 
@@ -37,7 +37,7 @@ namespace {
 
 using Milliseconds = std::chrono::milliseconds;
 using Random = std::mt19937_64;
-/// What is written, in pieces that mean something.
+/// Text that is written, in pieces that mean something.
 using Script = std::vector<std::string>;
 
 const std::string kSecret = "the secret of the lies";
@@ -135,11 +135,11 @@ Script Mutated(Script script, Random& random) {
 /// A deadline for what should take no time, however busy the machine.
 Clock::time_point Soon() { return Clock::now() + std::chrono::seconds(120); }
 
-void Write(Stream& stream, const std::string& bytes) {
+void Write(Socket& stream, const std::string& bytes) {
   stream.WriteAll(std::as_bytes(std::span(bytes)), Soon());
 }
-/// As much of it as the other side takes, and the end.
-void WriteAll(Stream& stream, const Script& script) {
+/// Writes as much of it as the other side takes, and the end.
+void WriteAll(Socket& stream, const Script& script) {
   try {
     for (const std::string& bytes : script) Write(stream, bytes);
     stream.EndSending();
@@ -147,7 +147,7 @@ void WriteAll(Stream& stream, const Script& script) {
   }
 }
 
-/// What the watch says, one after the other; a message of a main thread in parts too.
+/// Words of the watch, one after the other; a message of a main thread in parts too.
 Script TalkScript() {
   const std::string beat = ByteWriter()
                                .Put(uint64_t{7})
@@ -198,7 +198,7 @@ std::string ProofBytes(char side, const std::string& secret, const std::string& 
   const Digest proof = HmacSha256(secret, side + said);
   return {reinterpret_cast<const char*>(proof.data()), proof.size()};
 }
-std::string ReadText(Stream& stream, size_t bytes, Milliseconds patience) {
+std::string ReadText(Socket& stream, size_t bytes, Milliseconds patience) {
   std::string text(bytes, ' ');
   stream.ReadAll(std::as_writable_bytes(std::span(text)), Clock::now() + patience);
   return text;
@@ -229,7 +229,7 @@ std::string HostSays(const Script& script, const std::string& secret, Millisecon
   std::jthread guest([&] {
     try {
       const Address at = listens.get_future().get();
-      Stream stream(Connect(at, Soon()));
+      Socket stream(Connect(at, Soon()));
       std::string said;
       for (const std::string& bytes : script) {
         Write(stream, bytes == kProof ? ProofBytes('c', secret, said) : bytes);
@@ -253,7 +253,7 @@ std::string GuestSays(const Script& script, const std::string& secret, Milliseco
     while (!stop.stop_requested()) {
       try {
         if (!AwaitReady(listener, false, Clock::now() + Milliseconds(5))) continue;
-        Stream stream(Accept(listener));
+        Socket stream(Accept(listener));
         std::string said = ReadText(stream, kHello, patience);
         for (const std::string& bytes : script) {
           Write(stream, bytes == kProof ? ProofBytes('a', secret, said) : bytes);
@@ -264,7 +264,7 @@ std::string GuestSays(const Script& script, const std::string& secret, Milliseco
         }
         stream.EndSending();
         std::byte rest[64];
-        while (AwaitReady(stream.socket(), false, Clock::now() + Milliseconds(300))) {
+        while (AwaitReady(stream, false, Clock::now() + Milliseconds(300))) {
           stream.Read(rest);
         }
       } catch (const Error&) {  // it has had enough
@@ -330,7 +330,7 @@ TEST_SUITE("unit") {
           GuestSays(Mutated(i % 8 == 1 ? other : host, random), secret, kLiar);
       for (const std::string& end : {first, second}) {
         if (end == "accepted") ++accepted;
-        if (end.empty() || end.size() > 4000 || end.find("internal error") != std::string::npos) {
+        if (end.empty() || end.size() > 4000 || Contains(end, "internal error")) {
           FAIL_CHECK(end);
         }
       }
@@ -372,7 +372,7 @@ TEST_SUITE("unit") {
           if (kind == 3) ReadRankPlan(bytes, "it");
         });
         if (end != "accepted") ++refused;
-        if (end.empty() || end.find("internal error") != std::string::npos) FAIL_CHECK(end);
+        if (end.empty() || Contains(end, "internal error")) FAIL_CHECK(end);
       }
     }
     CHECK(refused > Lies(1000));

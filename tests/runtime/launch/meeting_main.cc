@@ -16,7 +16,7 @@ namespace {
 using contraflow::Clock;
 using contraflow::Error;
 
-void Exchange(contraflow::Stream& stream, int self, int other) {
+void Exchange(contraflow::Socket& stream, int self, int other) {
   const Clock::time_point deadline = Clock::now() + std::chrono::seconds(20);
   const int sent = self * 1000 + other;
   int got = 0;
@@ -37,10 +37,10 @@ void Run(char** words) {
   contraflow::Membership members = contraflow::Meet(point);
   std::string text = "met";
   for (int other = 0; other < point.size; ++other) {
-    contraflow::Stream& stream = members.links[static_cast<size_t>(other)];
+    contraflow::Socket& stream = members.links[static_cast<size_t>(other)];
     if (!stream) continue;
     Exchange(stream, point.rank, other);
-    text += " " + contraflow::PeerAddress(stream.socket()).host;
+    text += " " + contraflow::PeerAddress(stream).host;
   }
   std::puts(text.c_str());
 }

@@ -18,10 +18,6 @@ namespace {
 
 using std::chrono::milliseconds;
 
-bool Has(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
-
 /// ` within 3 s`.
 std::string WithinBrief() { return " within " + SecondsText(milliseconds(kBrief)); }
 
@@ -37,7 +33,7 @@ class Impostor {
           std::this_thread::sleep_for(milliseconds(2));
           continue;
         }
-        // Nothing is left unread, so that closing does not take back what was said.
+        // No byte is left unread, so that closing does not take back what was said.
         if (closes && !words.empty()) (void)ReceiveText(socket, 88);
         SendText(socket, words);
         if (!closes) kept.push_back(std::move(socket));
@@ -57,7 +53,7 @@ class Impostor {
   std::thread thread_;
 };
 
-/// What a process says that comes to `address` as rank 1 of 2.
+/// Returns the error of a process that comes to `address` as rank 1 of 2.
 std::string FailureAt(const Address& address, int timeout_ms) {
   std::vector<MeetingPoint> points = Points(2, timeout_ms);
   points[1].address = address;
@@ -137,11 +133,11 @@ TEST_SUITE("unit") {
     CHECK(all[0].seconds >= kBrief / 1000);
 
     all = secret.get();
-    CHECK(Has(all[1].error, "what answers as rank 0 at 127.0.0.1:"));
-    CHECK(Has(all[1].error, " does not know the secret of this job, or is another program"));
-    CHECK(Has(all[0].error, "rank 1 of 3 did not reach rank 0 at "));
-    CHECK(
-        Has(all[0].error, "; refused meanwhile: 127.0.0.1 (does not know the secret of this job)"));
+    CHECK(Contains(all[1].error, "what answers as rank 0 at 127.0.0.1:"));
+    CHECK(Contains(all[1].error, " does not know the secret of this job, or is another program"));
+    CHECK(Contains(all[0].error, "rank 1 of 3 did not reach rank 0 at "));
+    CHECK(Contains(all[0].error,
+                   "; refused meanwhile: 127.0.0.1 (does not know the secret of this job)"));
     CHECK(all[2].error == all[0].error);
 
     all = size.get();
@@ -149,8 +145,8 @@ TEST_SUITE("unit") {
         "rank 2 was started as one of 3 processes, rank 0 as one of 4; start all with the same "
         "number of processes";
     CHECK(all[2].error == three);
-    CHECK(Has(all[0].error, "rank 2 of 4 did not reach rank 0 at "));
-    CHECK(Has(all[0].error, "127.0.0.1 (" + three + ")"));
+    CHECK(Contains(all[0].error, "rank 2 of 4 did not reach rank 0 at "));
+    CHECK(Contains(all[0].error, "127.0.0.1 (" + three + ")"));
     CHECK(all[1].error == all[0].error);
     CHECK(all[3].error == all[0].error);
   }
@@ -168,7 +164,7 @@ TEST_SUITE("unit") {
     const Impostor other("", false);
     std::vector<MeetingPoint> points = Points(2);
     points[0].address = other.address();
-    CHECK(Has(Failure([&] { Meet(points[0]); }), " is taken "));
+    CHECK(Contains(Failure([&] { Meet(points[0]); }), " is taken "));
   }
 
   TEST_CASE("meeting: what answers is none") {
@@ -198,24 +194,24 @@ TEST_SUITE("unit") {
 }
 
 /// Comes to rank 0 by hand; returns the connection as soon as it stands.
-Stream Come(const Address& address, const MeetingPoint& point) {
+Socket Come(const Address& address, const MeetingPoint& point) {
   const Claim claim{Purpose::kMeet, point.rank, point.size};
-  Stream stream = Greet(Connect(address, Soon()), claim, point, "rank 0", Soon());
+  Socket stream = Greet(Connect(address, Soon()), claim, point, "rank 0", Soon());
   REQUIRE(stream);
   return stream;
 }
 
-/// What rank 0 says to one that has come, until it closes.
-std::vector<Said> Rest(Stream& stream) {
+/// Words of rank 0 to one that has come, until it closes.
+std::vector<Said> Rest(Socket& stream) {
   std::vector<Said> rest;
   try {
     for (;;) rest.push_back(Hear(&stream, Soon()));
-  } catch (const Stream::Closed&) {
+  } catch (const Socket::Closed&) {
   }
   return rest;
 }
 
-void CheckTold(Stream& stream, const std::string& error) {
+void CheckTold(Socket& stream, const std::string& error) {
   const std::vector<Said> rest = Rest(stream);
   REQUIRE(!rest.empty());
   CHECK((rest.back().word == Word::kFailed || rest.back().word == Word::kLost));
@@ -225,13 +221,13 @@ void CheckTold(Stream& stream, const std::string& error) {
 TEST_SUITE("unit") {
   TEST_CASE("meeting: two processes with the same number") {
     const std::vector<MeetingPoint> points = Points(4);
-    Stream rank1, rank2;
+    Socket rank1, rank2;
     const std::vector<Attendance> all = Gather({points[0], points[2]}, [&](const Address& at) {
       rank1 = Come(at, points[1]);
       rank2 = Come(at, points[2]);
     });
-    CHECK(Has(all[0].error, "two processes claim to be rank 2: one comes from 127.0.0.1:"));
-    CHECK(Has(all[0].error, "; give every process its own number"));
+    CHECK(Contains(all[0].error, "two processes claim to be rank 2: one comes from 127.0.0.1:"));
+    CHECK(Contains(all[0].error, "; give every process its own number"));
     CHECK(all[0].seconds < kPlenty / 2000);
     // Everyone is told.
     CHECK(all[1].error == all[0].error);
@@ -242,11 +238,11 @@ TEST_SUITE("unit") {
   TEST_CASE("meeting: one that leaves before all have come") {
     std::vector<MeetingPoint> points = Points(4);
     points[2].timeout = milliseconds(kBrief);
-    Stream rank1;
+    Socket rank1;
     const std::vector<Attendance> all =
         Gather({points[0], points[2]}, [&](const Address& at) { rank1 = Come(at, points[1]); });
-    CHECK(Has(all[1].error,
-              " did not say" + WithinBrief() + " that all processes of the job have met"));
+    CHECK(Contains(all[1].error,
+                   " did not say" + WithinBrief() + " that all processes of the job have met"));
     // Its last words are everyone's.
     CHECK(all[0].error == all[1].error);
     CheckTold(rank1, all[0].error);
@@ -255,13 +251,13 @@ TEST_SUITE("unit") {
 
   TEST_CASE("meeting: one that is killed before all have come") {
     std::vector<MeetingPoint> points = Points(4);
-    Stream rank1;
+    Socket rank1;
     const std::vector<Attendance> all = Gather({points[0]}, [&](const Address& at) {
       rank1 = Come(at, points[1]);
       Come(at, points[2]);
     });
-    CHECK(Has(all[0].error, "rank 2 (127.0.0.1:"));
-    CHECK(Has(all[0].error, "left before all processes of the job had met; see its output"));
+    CHECK(Contains(all[0].error, "rank 2 (127.0.0.1:"));
+    CHECK(Contains(all[0].error, "left before all processes of the job had met; see its output"));
     CHECK(all[0].seconds < kPlenty / 2000);
     CheckTold(rank1, all[0].error);
   }
@@ -286,13 +282,13 @@ TEST_SUITE("unit") {
          {std::string(64, '\xff'), frame(1, 0, ""), frame(0, 1, "x"), frame(2, 7, "because")}) {
       // Rank 3 never comes.
       const std::vector<MeetingPoint> points = Points(4);
-      Stream rank1, rank2;
+      Socket rank1, rank2;
       const std::vector<Attendance> all = Gather({points[0]}, [&](const Address& at) {
         rank2 = Come(at, points[2]);
         rank1 = Come(at, points[1]);
         rank1.WriteAll(std::as_bytes(std::span(garbage)), Soon());
       });
-      CHECK((Has(all[0].error, "sent something ") || all[0].error == "because"));
+      CHECK((Contains(all[0].error, "sent something ") || all[0].error == "because"));
       CHECK(all[0].seconds < kPlenty / 2000);
       CheckTold(rank2, all[0].error);
     }
@@ -309,8 +305,8 @@ TEST_SUITE("unit") {
     door.Serve([] { return std::string("step 3\n\x1b[2J"); });
     CHECK(AskJob(ask) == "step 3\n\\u001b[2J");
     ask.secret = "another";
-    CHECK(Has(Failure([&] { AskJob(ask); }), "does not know the secret of this job"));
-    // Who comes too late to train is told.
+    CHECK(Contains(Failure([&] { AskJob(ask); }), "does not know the secret of this job"));
+    // A process that comes too late to train is told.
     MeetingPoint late = points[1];
     late.address = door.address();
     CHECK(Failure([&] { Meet(late); }) == "the job has begun without rank 1");

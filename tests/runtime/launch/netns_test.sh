@@ -95,7 +95,7 @@ if ip netns exec $one unshare --mount true 2>/dev/null; then
   expect rank2 0 "met 10.79.0.1"
 fi
 
-# What is waited for in these is waited for at once. The guest must have come before rank 0 gives up.
+# These runs wait at once. The guest must have come before rank 0 gives up.
 run $one host 0 2 10.79.0.1 29501 secret 4000
 run $two guest 1 2 10.79.0.1 29501 guess 30000
 run $one loopback-host 0 2 127.0.0.1 29502 secret 700
@@ -125,7 +125,7 @@ run $two guest 1 2 10.79.0.1 29504 secret 700
 wait
 expect guest 1 "cannot connect to 10.79.0.1:29504: "
 ip -n "$two" link set out up
-# Nothing comes back from there, not even a refusal.
+# No answer comes back from there, not even a refusal.
 ip -n "$one" addr del 10.79.0.1/24 dev out
 ip -n "$two" neigh replace 10.79.0.1 lladdr 02:00:00:00:00:01 dev out
 run $two guest 1 2 10.79.0.1 29504 secret 700

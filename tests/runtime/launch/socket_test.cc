@@ -1,5 +1,3 @@
-#include "runtime/launch/socket.h"
-
 #include <doctest/doctest.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -13,6 +11,7 @@
 #include <thread>
 #include <vector>
 
+#include "runtime/launch/address.h"
 #include "tests/runtime/launch/gathering.h"
 #include "tests/support/failure.h"
 #include "tests/support/held_port.h"
@@ -83,7 +82,7 @@ TEST_SUITE("unit") {
       const Socket b = Await(listener);
       CheckJoined(a, b);
       CheckJoined(b, a);
-      // Of a listener for both families too: no ::ffff:127.0.0.1.
+      // An address of a listener for both families too: no ::ffff:127.0.0.1.
       const bool loopback = PeerAddress(b).host == "127.0.0.1" || PeerAddress(b).host == "::1";
       CHECK(loopback);
     }
@@ -106,9 +105,12 @@ TEST_SUITE("unit") {
       _exit(0);
     }
     pair.a = Socket();
-    CHECK(ReceiveRest(pair.b) == "");
+    // The child lives for longer than that.
+    const bool ended = AwaitReady(pair.b, false, In(20'000));
     kill(child, SIGKILL);
     waitpid(child, nullptr, 0);
+    CHECK(ended);
+    CHECK(ReceiveRest(pair.b) == "");
   }
 
   TEST_CASE("socket: moved from it is empty and assigned to it closes what it was") {
@@ -127,7 +129,7 @@ TEST_SUITE("unit") {
           "cannot listen at 127.0.0.1:" + port + ": port " + port +
               " is taken (address already in use): by an older job that still runs, perhaps; end "
               "it, or set another MASTER_PORT");
-    CHECK(ListenFailure({"", LocalAddress(listener).port}).find(" is taken") != std::string::npos);
+    CHECK(Contains(ListenFailure({"", LocalAddress(listener).port}), " is taken"));
   }
 
   TEST_CASE("socket: a port whose last connection has just ended is free") {

@@ -21,10 +21,6 @@ namespace {
 
 using std::chrono::milliseconds;
 
-bool Has(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
-
 std::string Noise(std::mt19937_64* random, size_t bytes) {
   std::string noise(bytes, '\0');
   for (char& byte : noise) byte = static_cast<char>((*random)());
@@ -57,7 +53,7 @@ std::string Answer(const Address& at, const std::string& secret, const std::stri
     const Digest proof = HmacSha256(secret, "c" + hello + ReceiveText(socket, 40));
     SendText(socket, std::string(proof.begin(), proof.end()));
     (void)ReceiveText(socket, 32);
-    Stream stream{Socket(dup(socket.fd()))};
+    Socket stream{Socket(dup(socket.fd()))};
     const Said said = Hear(&stream, Soon());
     return said.word == Word::kFailed ? said.text : "welcome";
   } catch (const Error&) {
@@ -121,9 +117,10 @@ TEST_SUITE("unit") {
         CHECK(ReceiveRest(socket) == "");
       }
     });
-    CHECK(Has(all[0].error,
-              "; refused meanwhile: 127.0.0.1 (does not speak this protocol; 3 times); were they "
-              "started"));
+    CHECK(Contains(
+        all[0].error,
+        "; refused meanwhile: 127.0.0.1 (does not speak this protocol; 3 times); were they "
+        "started"));
   }
 
   TEST_CASE("strangers: who knows the secret is let in for what fits only") {
@@ -140,10 +137,10 @@ TEST_SUITE("unit") {
             "the same program everywhere");
       hello = good;
       hello.from = 0;
-      CHECK(Has(answer(hello), "rank 0 is here already, at "));
+      CHECK(Contains(answer(hello), "rank 0 is here already, at "));
       hello = good;
       hello.size = 2;
-      CHECK(Has(answer(hello), "rank 1 was started as one of 2 processes"));
+      CHECK(Contains(answer(hello), "rank 1 was started as one of 2 processes"));
       for (const auto& [from, purpose] : {std::pair(3, 0), std::pair(-1, 0), std::pair(1, 7)}) {
         hello = good;
         hello.from = from;
@@ -168,11 +165,11 @@ TEST_SUITE("unit") {
       (void)ReceiveRest(socket);
     });
     const MeetingPoint point = Points(2)[1];
-    CHECK(Has(Failure([&] {
-                Greet(Connect(LocalAddress(listener), Soon()), {Purpose::kMeet, 1, 2}, point,
-                      "rank 0", Soon());
-              }),
-              "what answers as rank 0 does not know the secret of this job"));
+    CHECK(Contains(Failure([&] {
+                     Greet(Connect(LocalAddress(listener), Soon()), {Purpose::kMeet, 1, 2}, point,
+                           "rank 0", Soon());
+                   }),
+                   "what answers as rank 0 does not know the secret of this job"));
   }
 
   TEST_CASE("strangers: without a secret only processes of the same user") {
@@ -203,7 +200,7 @@ TEST_SUITE("unit") {
     points[1].job = "17";
     // A guest that takes the host for a stranger, then a host that takes the guest for one.
     points[1].user = geteuid() + 1;
-    CHECK(Has(failure_at(door), " belongs to another user, "));
+    CHECK(Contains(failure_at(door), " belongs to another user, "));
     MeetingPoint stranger = points[0];
     stranger.user = geteuid() + 1;
     Door other(stranger);

@@ -1,7 +1,5 @@
 // Connections between processes: bytes, deadlines and ends.
 
-#include "runtime/launch/stream.h"
-
 #include <doctest/doctest.h>
 
 #include <future>
@@ -9,6 +7,7 @@
 #include <thread>
 #include <vector>
 
+#include "runtime/launch/socket.h"
 #include "tests/runtime/launch/gathering.h"
 #include "tests/support/failure.h"
 
@@ -29,17 +28,17 @@ Bytes Pattern(size_t size, unsigned seed) {
 template <typename Check>
 void Both(const Check& check) {
   SocketPair pair;
-  Stream a(std::move(pair.a)), b(std::move(pair.b));
+  Socket a(std::move(pair.a)), b(std::move(pair.b));
   check(a, b);
 }
 
 TEST_SUITE("unit") {
   TEST_CASE("stream: much in both directions at once") {
-    Both([](Stream& a, Stream& b) {
+    Both([](Socket& a, Socket& b) {
       const Bytes there = Pattern(8'000'000, 1), back = Pattern(8'000'000, 2);
       Bytes got_there(there.size()), got_back(back.size());
       // Each end is one thread's, which writes and reads in turns, as much as goes.
-      const auto work = [](Stream& stream, std::span<const std::byte> out,
+      const auto work = [](Socket& stream, std::span<const std::byte> out,
                            std::span<std::byte> in) {
         while (!out.empty() || !in.empty()) {
           const size_t written = out.empty() ? 0 : stream.Write(out);
@@ -57,7 +56,7 @@ TEST_SUITE("unit") {
   }
 
   TEST_CASE("stream: deadlines of what nobody sends or takes") {
-    Both([](Stream& a, Stream&) {
+    Both([](Socket& a, Socket&) {
       std::byte byte;
       CHECK(Failure([&] { a.ReadAll({&byte, 1}, In(50)); }) == "timed out");
       const Bytes much(64'000'000);
@@ -67,8 +66,8 @@ TEST_SUITE("unit") {
   }
 
   TEST_CASE("stream: who sends to one that has left is told") {
-    Both([](Stream& a, Stream& b) {
-      b = Stream();
+    Both([](Socket& a, Socket& b) {
+      b = Socket();
       const Bytes much(1'000'000);
       std::string failure = "accepted";
       for (int i = 0; i < 100 && failure == "accepted"; ++i) {
@@ -79,7 +78,7 @@ TEST_SUITE("unit") {
   }
 
   TEST_CASE("stream: what was sent before the end comes, and then the end") {
-    Both([](Stream& a, Stream& b) {
+    Both([](Socket& a, Socket& b) {
       const Bytes sent = Pattern(100'000, 3);
       Bytes got(sent.size());
       std::jthread reads([&, &b = b] { b.ReadAll(got, Soon()); });
@@ -96,8 +95,8 @@ TEST_SUITE("unit") {
   }
 
   TEST_CASE("stream: shut down it wakes who waits on either side") {
-    Both([](Stream& a, Stream& b) {
-      const auto wait = [](Stream& stream) {
+    Both([](Socket& a, Socket& b) {
+      const auto wait = [](Socket& stream) {
         std::byte byte;
         return Failure([&] { stream.ReadAll({&byte, 1}, Soon()); });
       };

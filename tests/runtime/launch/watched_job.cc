@@ -23,8 +23,8 @@ std::vector<Membership> JoinWatch(int size) {
   for (size_t p = 1; p < members.size(); ++p) {
     int fds[2];
     CF_ASSERT(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds) == 0);
-    members[0].links[p] = Stream(Socket(fds[0]));
-    members[p].links[0] = Stream(Socket(fds[1]));
+    members[0].links[p] = Socket(fds[0]);
+    members[p].links[0] = Socket(fds[1]);
   }
   return members;
 }
@@ -42,7 +42,7 @@ WatchedJob::WatchedJob(int size, const Control::Options& options,
     members_.back()->membership = std::move(membership);
   }
   for (int rank = 0; rank < size; ++rank) {
-    if (std::count(unwatched.begin(), unwatched.end(), rank) > 0) continue;
+    if (std::ranges::count(unwatched, rank) > 0) continue;
     Member& member = *members_[static_cast<size_t>(rank)];
     Control::Options own = options;
     own.catch_signals = false;
@@ -131,7 +131,7 @@ void WaitForStop(Control& control) {
   throw Aborted();
 }
 
-void SendTalk(Stream& stream, uint8_t channel, const std::string& bytes) {
+void SendTalk(Socket& stream, uint8_t channel, const std::string& bytes) {
   const Frame frame{channel, Frame::kWhole, 0, static_cast<uint32_t>(bytes.size())};
   const Clock::time_point deadline = Clock::now() + std::chrono::seconds(120);
   stream.WriteAll(std::as_bytes(std::span(&frame, 1)), deadline);

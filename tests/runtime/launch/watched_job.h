@@ -18,7 +18,7 @@ std::vector<Membership> JoinWatch(int size);
 
 /// With a bound so long that each share of it is enough for what is to happen in it, however busy
 /// the machine: a second for what an error may follow from, 2.7 s for a main thread to come back, 4
-/// s for all to answer. What does happen takes no longer for it.
+/// s for all to answer. A good answer takes no longer for it.
 Control::Options Unhurried();
 
 /// A job whose processes are threads: each has a Control, none of them ends this process.
@@ -32,7 +32,7 @@ class WatchedJob {
   };
   using Body = std::function<void(int rank, Control& control, Progress& progress)>;
 
-  /// Those of `unwatched` have no Control: the test speaks for them through their membership.
+  /// Members of `unwatched` have no Control: the test speaks for them through their membership.
   explicit WatchedJob(int size, const Control::Options& options = Unhurried(),
                       const std::vector<int>& unwatched = {});
   ~WatchedJob();
@@ -53,7 +53,7 @@ class WatchedJob {
   void Join();
 
   End end(int rank);
-  /// What was printed, by whom, in order.
+  /// Reports printed, by whom, in order.
   std::vector<std::pair<int, std::string>> reports();
   /// The only report, or how many there are.
   std::string Report();
@@ -76,8 +76,8 @@ class WatchedJob {
 void WaitForStop(Control& control);
 
 /// Sends a message as the watch at this end of a connection would.
-void SendTalk(Stream& stream, uint8_t channel, const std::string& bytes = {});
-/// What a fault is in such a message.
+void SendTalk(Socket& stream, uint8_t channel, const std::string& bytes = {});
+/// Bytes of a fault in such a message.
 std::string BytesOf(const Fault& fault);
 
 /// The first line of a text.

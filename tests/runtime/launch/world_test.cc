@@ -197,9 +197,8 @@ TEST_SUITE("unit") {
     for (const Variables& launcher : {kTorchrun, kMpirun, kSrun}) {
       for (const auto& [name, value] : With(launcher, {{"MASTER_PORT", ""}})) {
         // Hosts and names of jobs are any text.
-        const bool number = name.find("RANK") != std::string::npos ||
-                            name.find("SIZE") != std::string::npos ||
-                            name.find("PORT") != std::string::npos || name == "SLURM_PROCID" ||
+        const bool number = Contains(name, "RANK") || Contains(name, "SIZE") ||
+                            Contains(name, "PORT") || name == "SLURM_PROCID" ||
                             name == "SLURM_STEP_NUM_TASKS" || name == "SLURM_LOCALID" ||
                             name == "SLURM_JOB_ID" || name == "SLURM_STEP_ID";
         if (!number) continue;
@@ -208,7 +207,7 @@ TEST_SUITE("unit") {
           CAPTURE(text);
           const std::string failure = Refusal(With(launcher, {{name, text}}));
           CHECK(failure.find(name + ": must be a number from ") == 0);
-          CHECK(failure.find("is " + Excerpt(text)) != std::string::npos);
+          CHECK(Contains(failure, "is " + Excerpt(text)));
         }
       }
     }
@@ -318,7 +317,7 @@ TEST_SUITE("unit") {
       CAPTURE(order);
       const std::string failure = Failure([&] { RankOrder(order, plan); });
       CHECK(failure.find("unknown rank order \"" + order + "\"") == 0);
-      CHECK(failure.find(known) != std::string::npos);
+      CHECK(Contains(failure, known));
     }
     CHECK(Failure([] { RankOrder("ep-dp-pp", PlanOf(kMaxRanks, kMaxDataParallel, 2)); }) ==
           "a plan of 16384 ranks, 16384 replicas and 2 members needs more than 1048576 processes, "

@@ -109,8 +109,7 @@ TEST_SUITE("unit") {
           place + "its header names 100 tokens of 2 bytes, but 199 bytes follow; make it again");
     CHECK(failure(sound + "xx") ==
           place + "its header names 100 tokens of 2 bytes, but 202 bytes follow; make it again");
-    CHECK(patched(24, uint64_t{1} << 63).find("names 9223372036854775808 tokens") !=
-          std::string::npos);
+    CHECK(Contains(patched(24, uint64_t{1} << 63), "names 9223372036854775808 tokens"));
     CHECK(patched(8, 2u) == place + "has tokens of version 2, this program reads 1");
     CHECK(patched(12, 0u) == place + "has tokens of 0 bytes; 2 or 4 are possible");
     CHECK(patched(12, 3u) == place + "has tokens of 3 bytes; 2 or 4 are possible");

@@ -197,23 +197,18 @@ TEST_CASE("model: layers are settled for the stages") {
         "model \"default\": /layers: stage 5 would have no layer, the model has 5; use `model` "
         "with layers >= 8 or a plan with fewer stages");
   model.capacity_factor = -1;
-  CHECK(Failure([&] { FitModel(model, 5); }).find("/capacity_factor: must be a capacity factor") !=
-        std::string::npos);
+  CHECK(Contains(Failure([&] { FitModel(model, 5); }),
+                 "/capacity_factor: must be a capacity factor"));
   model.capacity_factor = 0;
   model.layers = 0;
   CHECK(FitModel(model, 4, 3).layers == 12);
-  CHECK(Failure([&] { FitModel(model, 1, 1, 3); }).find("/experts: must be a multiple of the 3") !=
-        std::string::npos);
-  CHECK(Failure([&] { FitModel(model, 1 << 15); }).find("million parameters") != std::string::npos);
+  CHECK(Contains(Failure([&] { FitModel(model, 1, 1, 3); }),
+                 "/experts: must be a multiple of the 3"));
+  CHECK(Contains(Failure([&] { FitModel(model, 1 << 15); }), "million parameters"));
 }
 
 TEST_CASE("model: GPUs have limits of their own for what each of them holds") {
-  Model model;
-  model.name = "big";
-  model.width = 4096;
-  model.heads = 32;
-  model.experts = 64;
-  model.expert_width = 1024;
+  Model model = {.name = "big", .width = 4096, .heads = 32, .experts = 64, .expert_width = 1024};
   CHECK(Failure([&] { FitModel(model, 8); }) ==
         "model \"big\": /width: with these layers, experts and widths the model has 6983 million "
         "parameters, the host backend takes at most 268 million; make one of them smaller");
@@ -222,7 +217,7 @@ TEST_CASE("model: GPUs have limits of their own for what each of them holds") {
   };
   const auto is = [](const std::string& text, const std::string& part) {
     CAPTURE(text);
-    CHECK(text.find(part) != std::string::npos);
+    CHECK(Contains(text, part));
   };
   CHECK(FitGpuModel(model, 8, 0, 1).layers == 8);
   model.layers = 64;
@@ -261,8 +256,7 @@ TEST_CASE("model: what only the CPU computes is refused for GPUs") {
   for (const char* field : {"\"balance_loss\": 1", "\"renormalise_top_k\": true"}) {
     const Model model = Read("{" + std::string(field) + "}");
     FitModel(model, 1);
-    CHECK(Failure([&] { FitGpuModel(model, 1, 0, 1); }).find("is for the CPU only") !=
-          std::string::npos);
+    CHECK(Contains(Failure([&] { FitGpuModel(model, 1, 0, 1); }), "is for the CPU only"));
   }
 }
 

@@ -56,9 +56,7 @@ TEST_SUITE("equivalence") {
       const Model model = GroupModel(count % 3 == 2 ? 0.7f : 0.0f);
       const uint64_t seed = static_cast<uint64_t>(++count);
       const Plan plan = PlanFor(model, schedule->name, 4, 8, 1 + count % 2, Level::kBuffer, seed);
-      CAPTURE(plan.schedule);
-      CAPTURE(plan.expert_parallel);
-      CAPTURE(model.capacity_factor);
+      CAPTURES(plan.schedule, plan.expert_parallel, model.capacity_factor);
       CHECK(Compare(plan, model, count % 2 == 0) == "");
       const Dataset dataset = SmallDataset();
       ThreadedRun run(plan, model, dataset, 7, {});
@@ -99,8 +97,7 @@ TEST_SUITE("equivalence") {
       if (!(b.first < a.first && a.first < b.last) || Overlap(a, b)) continue;
       a.offset = b.offset;
       ++spoiled;
-      CAPTURE(ToString(a));
-      CAPTURE(ToString(b));
+      CAPTURES(ToString(a), ToString(b));
       CHECK(Compare(plan, model) != "");
     }
     CHECK(spoiled >= 10);
@@ -132,8 +129,8 @@ TEST_SUITE("equivalence") {
                   "this plan was compiled for another model or device: value hidden has 0 bytes"));
     Plan more = sound;
     more.slots[1].push_back(sound.slots[0][0]);
-    CHECK(failure(more, model).find("which no instruction of the rank touches; verify the plan") !=
-          std::string::npos);
+    CHECK(Contains(failure(more, model),
+                   "which no instruction of the rank touches; verify the plan"));
   }
 }
 
@@ -167,7 +164,7 @@ TEST_SUITE("unit") {
               begun += use.begins();
             } else if (use.ends()) {
               ++ended;
-              // What is sent keeps its place, where no event says when it has left.
+              // A value that is sent keeps its place, where no event says when it has left.
               if (level == Level::kBuffer || !IsSend(i.op)) std::fill(first, end, false);
             }
           }
@@ -254,8 +251,7 @@ TEST_SUITE("unit") {
     CHECK(memory.optimizer_bytes[3] == 2 * memory.parameter_bytes[3]);
     // A model that leaves its layers open takes those of the plan.
     CHECK(FootprintOf(ReadModel("tiny"), 4, 2, 2) == memory);
-    CHECK(Failure([] { FootprintOf(ReadModel("tiny"), 4, 2, 3); }).find("/experts: ") !=
-          std::string::npos);
+    CHECK(Contains(Failure([] { FootprintOf(ReadModel("tiny"), 4, 2, 3); }), "/experts: "));
   }
 }
 

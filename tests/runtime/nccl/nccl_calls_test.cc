@@ -12,7 +12,7 @@
 
 #include "runtime/nccl/library.h"
 
-/// What the opaque handle of nccl.h points to.
+/// Target of the opaque handle of nccl.h.
 struct ncclComm {
   int polls = 0;                // that find it at work
   ncclComm_t* split = nullptr;  // what it makes meanwhile

@@ -1,4 +1,4 @@
-// What a process has of NCCL: communicators, their memory, and what is left of them.
+// Objects of NCCL that a process has: communicators, their memory, and what is left of them.
 
 #include <doctest/doctest.h>
 
@@ -14,6 +14,7 @@
 #include "tests/emulator/nccl_network.h"
 #include "tests/runtime/nccl/linked_job.h"
 #include "tests/runtime/transport/link_backend.h"
+#include "tests/support/failure.h"
 
 namespace contraflow::nccl_communicators_test {
 namespace {
@@ -41,9 +42,9 @@ TEST_SUITE("unit") {
     CHECK(count["all"] == 1);
     CHECK(count["experts"] == 4);
     CHECK(count["sums"] == 1);
-    // What is split off for others is none of a process.
+    // A communicator that is split off for others is none of a process.
     for (const NcclNetwork::Comm& comm : job.network.comms) {
-      if (comm.name.find(" to ") != std::string::npos) CHECK(comm.members.size() == 2);
+      if (Contains(comm.name, " to ")) CHECK(comm.members.size() == 2);
     }
   }
 

@@ -47,7 +47,7 @@ TEST_SUITE("unit") {
   TEST_CASE("nccl links: what members exchange has a size that no count changes") {
     const Plan plan = PlanOf("1f1b", 2, 2, 1, 1);
     LinkedJob job(plan, Rows::kAny);
-    // By the bytes: parcels of all rows that a member can have for another, and counts.
+    // Messages by the bytes: parcels of all rows that a member can have for another, and counts.
     std::map<size_t, int> messages;
     for (size_t at = job.connected[0]; at < job.network.steps[0].size(); ++at) {
       for (const NcclNetwork::Message& m : job.network.steps[0][at].messages) {
@@ -105,8 +105,8 @@ TEST_SUITE("unit") {
     const std::string error = Failure([&] { job.network.Run(); });
     INFO(error);
     CHECK(error.find("deadlock:\n  process 0 receives ") == 0);
-    CHECK(error.find(" in \"rank 1 to 0\" from 1\n  process 1 receives ") != std::string::npos);
-    CHECK(error.find(" in \"rank 0 to 1\" from 0") != std::string::npos);
+    CHECK(Contains(error, " in \"rank 1 to 0\" from 1\n  process 1 receives "));
+    CHECK(Contains(error, " in \"rank 0 to 1\" from 0"));
   }
 
   TEST_CASE("nccl links: sums over many have groups of few messages with both ends in the same") {
@@ -114,7 +114,8 @@ TEST_SUITE("unit") {
     LinkedJob job(PlanOf("1f1b", 1, 1, kMany, 13));
     REQUIRE_NOTHROW(job.network.Check());
     REQUIRE_NOTHROW(job.network.Run());
-    // By communicator, sender and receiver: which groups of the connecting its messages are in.
+    // Groups by communicator, sender and receiver: those of the connecting that its messages are
+    // in.
     std::map<std::tuple<int, int, int>, std::pair<std::vector<int>, std::vector<int>>> pairs;
     size_t most = 0;
     for (int p = 0; p < kMany; ++p) {
@@ -152,7 +153,7 @@ TEST_SUITE("unit") {
           for (size_t at = job.connected[p]; at < job.network.steps[p].size(); ++at) {
             for (const NcclNetwork::Message& m : job.network.steps[p][at].messages) {
               const std::string& name = job.network.comms[static_cast<size_t>(m.comm)].name;
-              messages += name.find(" to ") != std::string::npos;
+              messages += Contains(name, " to ");
             }
           }
         }

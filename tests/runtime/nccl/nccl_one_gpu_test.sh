@@ -119,7 +119,7 @@ plan two-ways dualpipe 4 1
 plan capacity 1f1b 2 2 --capacity 1.25
 plan dropless 1f1b 2 2
 
-# Where there is no GPU contraflow-run says so before all else.
+# If there is no GPU contraflow-run says so before all else.
 virtual two-ways
 if grep -q -e "no CUDA device" -e "this build has no CUDA" "$folder/virtual.log"; then
   echo "skipped: $(cat "$folder/virtual.log")"

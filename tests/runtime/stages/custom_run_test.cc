@@ -67,8 +67,7 @@ TEST_SUITE("equivalence") {
     for (const char* schedule : {"gpipe", "1f1b", "interleaved-1f1b", "zb-1p", "zb-v", "chimera",
                                  "dualpipe", "dualpipe-v"}) {
       for (const Level level : {Level::kComm, Level::kBuffer}) {
-        CAPTURE(schedule);
-        CAPTURE(Name(level));
+        CAPTURES(schedule, Name(level));
         const Plan plan = PlanOf(schedule, 4, 8, level);
         const CustomStages stages(*contraflow_stages(), plan, false, 7, "");
         CHECK(Train(stages, 2) == "");
@@ -116,8 +115,8 @@ TEST_SUITE("unit") {
       float* values = nullptr;
       size_t count = 0;
       contraflow_stages()->gradients(self, &values, &count);
-      // Of the last micro-batch, so that no rounding takes it back, and not of the serial run,
-      // which comes second.
+      // The change is to the last micro-batch, so that no rounding takes it back, and not of the
+      // serial run, which comes second.
       if (cell->microbatch == 3 && !changed.exchange(true)) {
         values[5] = std::nextafter(values[5], 1e9f);
       }
@@ -126,7 +125,7 @@ TEST_SUITE("unit") {
     const Plan plan = PlanOf("1f1b", 2, 4, Level::kComm);
     const std::string difference = Train(CustomStages(api, plan, false, 7, ""), 1);
     CHECK(difference.find("step 1: the gradient of stage ") == 0);
-    CHECK(difference.find("is not the same as without a pipeline") != std::string::npos);
+    CHECK(Contains(difference, "is not the same as without a pipeline"));
   }
 
   TEST_CASE("custom stages: copies that do not begin alike are found") {
@@ -140,8 +139,7 @@ TEST_SUITE("unit") {
     };
     const Plan plan = PlanOf("dualpipe", 2, 4, Level::kComm);
     const std::string difference = Train(CustomStages(api, plan, false, 7, ""), 1);
-    CHECK(difference.find("is not the same as that of the copy on replica 0 rank ") !=
-          std::string::npos);
+    CHECK(Contains(difference, "is not the same as that of the copy on replica 0 rank "));
   }
 
   TEST_CASE("custom stages: calls have what the interface says") {
@@ -242,12 +240,11 @@ TEST_SUITE("unit") {
       return "out of luck";
     };
     CHECK(fails(api).find("rank 1, instruction ") == 0);
-    CHECK(fails(api).find(": stage 1, backward_input: out of luck") != std::string::npos);
+    CHECK(Contains(fails(api), ": stage 1, backward_input: out of luck"));
     api.backward_input = [](void*, const contraflow_cell*, void*) -> const char* {
       throw std::runtime_error("boom");
     };
-    CHECK(fails(api).find("stage 1, backward_input: let an exception out: boom") !=
-          std::string::npos);
+    CHECK(Contains(fails(api), "stage 1, backward_input: let an exception out: boom"));
     api = Table();
     api.block = [](void* self, int32_t, contraflow_block* block) {
       return contraflow_stages()->block(self, 0, block);
@@ -256,8 +253,7 @@ TEST_SUITE("unit") {
           "stage 0, block: number 1 needs a name of its own, of letters, digits, '.', '_' and '-'");
     api = Table();
     api.forward = [](void*, const contraflow_cell*, void*) -> const char* { return nullptr; };
-    CHECK(fails(api).find("the loss of micro-batch 0 is not finite, or was not written") !=
-          std::string::npos);
+    CHECK(Contains(fails(api), "the loss of micro-batch 0 is not finite, or was not written"));
     api = Table();
     api.sizes = [](const contraflow_job*, contraflow_sizes* sizes) -> const char* {
       *sizes = {0, 0, 64};

@@ -26,10 +26,10 @@ using Bits = std::vector<uint16_t>;
 /// Bytes of a device that has memory.
 inline constexpr size_t kMemory = size_t{1} << 17;
 
-/// What one device moves, each instruction with memory of its own: its bytes say what they are.
+/// Messages of one device, each instruction with memory of its own: its bytes say what they are.
 class LinkBackend : public GpuBackend {
  public:
-  /// What it moves lies in memory of `allocate`, where there is one.
+  /// Its messages lie in memory of `allocate`, where there is one.
   LinkBackend(const Plan& plan, Device device, Rows rows = Rows::kFixed,
               const AllocateMemory& allocate = {})
       : plan_(plan), device_(device), rows_(rows) {
@@ -161,7 +161,7 @@ class LinkBackend : public GpuBackend {
     }
     return bytes;
   }
-  /// Of the rows of a member's tokens for an expert of an owner; the same in all exchanges of a
+  /// Number of rows of a member's tokens for an expert of an owner; the same in all exchanges of a
   /// layer and micro-batch.
   int CountOf(const Instruction& i, int member, int owner, int expert) const {
     if (rows_ == Rows::kFixed) return kCapacity;
@@ -172,7 +172,7 @@ class LinkBackend : public GpuBackend {
     }
     return static_cast<int>(std::mt19937(seed)() % (kCapacity + 1));
   }
-  /// What one of those rows is full of.
+  /// Code that fills one of those rows.
   uint16_t Code(const Instruction& i, int member, int owner, int expert, int row) const {
     return static_cast<uint16_t>(static_cast<int>(i.op) * 4001 + i.microbatch * 401 +
                                  i.stage * 211 + i.layer * 97 + device_.replica * 53 + member * 17 +

@@ -105,12 +105,11 @@ TEST_SUITE("unit") {
     const auto at = [&](int process, int file) {
       return ByteWriter().Put(int32_t{process}).Put(int32_t{file}).Take() + head;
     };
-    CHECK(refusal(2, at(getpid(), 9999)).find("must run on one machine") != std::string::npos);
+    CHECK(Contains(refusal(2, at(getpid(), 9999)), "must run on one machine"));
     // A file of its own, and another job's memory.
     const SharedMemory other(2, 4096);
     const std::string others = other.Invitation();
-    CHECK(refusal(2, others.substr(0, 8) + head).find("another program has its place") !=
-          std::string::npos);
+    CHECK(Contains(refusal(2, others.substr(0, 8) + head), "another program has its place"));
     for (size_t i = 0; i < head.size(); ++i) {
       std::string changed = invitation;
       changed[8 + i] = static_cast<char>(changed[8 + i] ^ 1);

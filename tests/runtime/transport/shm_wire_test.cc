@@ -135,8 +135,8 @@ TEST_SUITE("unit") {
       if (!taken) in = wires[1]->Receive(Channel::kMessages, 0, got_large);
       AwaitBoth(*wires[0], a, *wires[1], in);
       CHECK(got_large == large);
-      std::fill(got_large.begin(), got_large.end(), std::byte{0});
-      std::fill(got_small.begin(), got_small.end(), std::byte{0});
+      std::ranges::fill(got_large, std::byte{0});
+      std::ranges::fill(got_small, std::byte{0});
     }
   }
 

@@ -20,6 +20,7 @@
 #include "runtime/transport/wire_transport.h"
 #include "tests/runtime/core/faulty_transport.h"
 #include "tests/runtime/launch/watched_job.h"
+#include "tests/support/failure.h"
 #include "tests/support/run_support.h"
 
 namespace contraflow::transport_fault_test {
@@ -72,7 +73,7 @@ Outcome RunThreads(const Case& one, CallFault fault) {
   FakeRun run(one.plan, {.strict = one.strict, .timeout = TimeoutFor(fault)});
   Transport& inner = *run.workers[one.victim].transport;
   FaultyTransport transport(&inner, &fault, [&] {
-    // Those who wait for this one notice; if nobody does it ends as a wait of its own would.
+    // Devices that wait for this one notice; if nobody does it ends as a wait of its own would.
     const Clock::time_point end = Clock::now() + 2 * TimeoutFor(fault);
     for (; Clock::now() < end; inner.Poll()) std::this_thread::sleep_for(milliseconds(1));
     throw Error("nobody waits");
@@ -95,7 +96,7 @@ Outcome RunProcesses(const Case& one, CallFault fault) {
   Outcome outcome;
   const RankOrder order(RankOrder::kDefault, one.plan);
   const int processes = order.processes();
-  // As in a process all this lives until the job has been stopped.
+  // All this lives, like in a process, until the job has been stopped.
   std::vector<FakeBackend> backends;
   for (const Device device : AllDevices(one.plan)) {
     const auto w = static_cast<float>(backends.size());
@@ -202,7 +203,7 @@ std::vector<Plan> SmallPlans() {
   return {TwoRankPlan(), PlanFor(GroupModel(), "1f1b", 1, 1, 2, Level::kComponent, 1)};
 }
 
-/// Where the fault is: in the transport of threads, in that of processes, in their wire.
+/// Place of the fault: in the transport of threads, in that of processes, in their wire.
 struct Place {
   const char* name;
   Kind kind;
@@ -211,10 +212,6 @@ struct Place {
 constexpr Place kPlaces[] = {{"threads", Kind::kThreads, At::kTransport},
                              {"processes", Kind::kProcesses, At::kTransport},
                              {"wire", Kind::kProcesses, At::kWire}};
-
-bool Has(const std::string& text, std::string_view part) {
-  return text.find(part) != std::string::npos;
-}
 
 TEST_SUITE("unit") {
   TEST_CASE("transport fault: a call that fails ends the run and is named") {
@@ -226,8 +223,10 @@ TEST_SUITE("unit") {
             plan, place.kind, place.at, Harm::kFail, 4, [&](size_t victim, const Outcome& outcome) {
               const std::string line = FirstLine(outcome.message);
               CAPTURE(line);
-              CHECK(Has(line, "rank " + std::to_string(devices[victim].rank) + ", instruction "));
-              if (plan.expert_parallel > 1) CHECK(Has(line, "member " + std::to_string(victim)));
+              CHECK(Contains(line,
+                             "rank " + std::to_string(devices[victim].rank) + ", instruction "));
+              if (plan.expert_parallel > 1)
+                CHECK(Contains(line, "member " + std::to_string(victim)));
               CHECK(line.ends_with(": injected"));
             });
         CHECK(met > 20);
@@ -268,23 +267,23 @@ TEST_SUITE("unit") {
                 CHECK(outcome.sums == expected);
                 return;
               }
-              CHECK(Has(message, "instruction "));
+              CHECK(Contains(message, "instruction "));
               if (place.kind == Kind::kThreads && message.ends_with(": nobody waits")) return;
-              const bool in_vain = Has(message, "no rank has made progress for 0.3 s");
+              const bool in_vain = Contains(message, "no rank has made progress for 0.3 s");
               if (outcome.kind == CallKind::kBegin) {
-                // Where a message is lost the next one may be taken for it.
-                CHECK((in_vain || Has(message, " got the wrong message: ") ||
-                       Has(message, "must exchange in one order") ||
-                       Has(message, "must reduce in one order")));
+                // If a message is lost the next one may be taken for it.
+                CHECK((in_vain || Contains(message, " got the wrong message: ") ||
+                       Contains(message, "must exchange in one order") ||
+                       Contains(message, "must reduce in one order")));
               } else {
                 CHECK(in_vain);
               }
               if (!in_vain) return;
               for (const Device device : AllDevices(plan)) {
-                CHECK(Has(message, NameOf(plan, device)));
+                CHECK(Contains(message, NameOf(plan, device)));
               }
               if (outcome.kind == CallKind::kAwait) ++awaited;
-              if (Has(message, "waits")) ++told;
+              if (Contains(message, "waits")) ++told;
             });
         CHECK(met > 10);
         // A wire has calls that begin and calls that look, and none that waits.

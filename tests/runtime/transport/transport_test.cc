@@ -65,7 +65,7 @@ TEST_SUITE("unit") {
     Parcel send("SEND_F s0 m0 to=1", std::vector<float>(1'000, 7));
     Post(network.At({0, 0, 1}), receive);
     Post(network.At({0, 0, 0}), send);
-    std::fill(send.numbers.begin(), send.numbers.end(), 8.0f);
+    std::ranges::fill(send.numbers, 8.0f);
     network.At({0, 0, 1}).Wait(receive.transfer);
     CHECK(receive.numbers == std::vector<float>(1'000, 7));
     network.At({0, 0, 0}).Wait(send.transfer);
@@ -248,19 +248,15 @@ TEST_SUITE("unit") {
         fresh.At({0, 0, 1}).Sum(StageOp(Op::REDUCE, 7), over, holders, values);
       });
     };
-    CHECK(
-        failure(Transport::Over::kAllMembers)
-            .find("replica 0 member 0 rank 1 waits at REDUCE s7 for replica 2 member 1 rank 1;") !=
-        std::string::npos);
-    CHECK(
-        failure(Transport::Over::kSameMember)
-            .find("replica 0 member 0 rank 1 waits at REDUCE s7 for replica 2 member 0 rank 1;") !=
-        std::string::npos);
+    CHECK(Contains(failure(Transport::Over::kAllMembers),
+                   "replica 0 member 0 rank 1 waits at REDUCE s7 for replica 2 member 1 rank 1;"));
+    CHECK(Contains(failure(Transport::Over::kSameMember),
+                   "replica 0 member 0 rank 1 waits at REDUCE s7 for replica 2 member 0 rank 1;"));
   }
 
   TEST_CASE_TEMPLATE("transport: sums are taken in one order and alike everywhere", Network,
                      ThreadNetwork, ProcessNetwork) {
-    // Of these, ((a + b) + c) + d differs from the sum in most other orders.
+    // The sum ((a + b) + c) + d of these differs from the sum in most other orders.
     const float parts[] = {1e8f, 1.0f, -1e8f, 3.0f};  // replica 0: ranks 2, 0; replica 1: 2, 0
     const float expected = ((parts[0] + parts[1]) + parts[2]) + parts[3];
     REQUIRE(((parts[1] + parts[0]) + parts[3]) + parts[2] != expected);
@@ -339,7 +335,8 @@ TEST_SUITE("unit") {
         });
       }
     }
-    // Who gets a share of another size than its own says so; the other may be stopped first.
+    // A device that gets a share of another size than its own says so; the other may be stopped
+    // first.
     const auto own = [](int d) {
       return "has " + std::to_string(3 + d) + " gradients to sum, but replica " +
              std::to_string(1 - d) + " rank 0 another number";

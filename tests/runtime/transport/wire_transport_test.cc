@@ -61,7 +61,7 @@ std::string Difference(const Plan& plan, const Model& model, bool strict, std::s
       for (int stage = 0; stage < plan.stages; ++stage) {
         const int rank = workers[w].device.rank;
         const std::vector<int> holders = HoldersOfStage(plan)[static_cast<size_t>(stage)];
-        if (std::find(holders.begin(), holders.end(), rank) == holders.end()) continue;
+        if (std::ranges::find(holders, rank) == holders.end()) continue;
         Stage& a = backends[w]->StageAt(stage);
         Stage& b = threads.At(workers[w].device).StageAt(stage);
         if (!SameBits(a.gradients(), b.gradients()) || !SameBits(a.parameters(), b.parameters())) {
@@ -99,7 +99,7 @@ TEST_SUITE("unit") {
     const Model model = FitModel(SmallModel(2), plan);
     for (const bool alone : {false, true}) {
       CAPTURE(alone);
-      // Where the other waits for a message, it gives up first.
+      // If the other waits for a message, it gives up first.
       const std::chrono::milliseconds timeout(200);
       ThreadNetwork network(2, 1, 1, {.timeout = alone ? std::chrono::hours(1) : timeout});
       HostBackend first(plan, model, dataset, 7, {0, 0, 0}, network.At({0, 0, 0}));
@@ -121,7 +121,7 @@ TEST_SUITE("unit") {
         CHECK(told.ends_with("; allow more time with `timeout`"));
       } else {
         CHECK(told == error);
-        CHECK(told.find(silent) != std::string::npos);
+        CHECK(Contains(told, silent));
       }
     }
   }
@@ -278,8 +278,7 @@ TEST_SUITE("unit") {
     // Numbers whose sum depends on the order, in sizes with and without a share for everybody.
     for (const int replicas : {2, 3, 5}) {
       for (const size_t size : {size_t{0}, size_t{1}, size_t{3}, size_t{1025}, size_t{5000}}) {
-        CAPTURE(replicas);
-        CAPTURE(size);
+        CAPTURES(replicas, size);
         std::vector<std::vector<float>> values;
         std::vector<float> expected(size);
         uint32_t state = 12345;

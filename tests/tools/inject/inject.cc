@@ -150,7 +150,7 @@ int close(int fd) {
   const int result = next(fd);
   return RefuseCall(EIO, true) ? -1 : result;
 }
-// Nothing is flushed and no thread waits for the rest of the machine: there are many cases.
+// No file is flushed and no thread waits for the rest of the machine: there are many cases.
 int fsync(int) { return RefuseCall(EIO, true) ? -1 : 0; }
 int setpriority(__priority_which_t, id_t, int) { return RefuseCall(EPERM) ? -1 : 0; }
 struct dirent* readdir(DIR* folder) {

@@ -109,7 +109,7 @@ struct Scenario {
   std::function<void(const std::string& folder)> prepare;
   /// Why what is there afterwards is wrong; "": it is right. The tool has `failed` or not.
   std::function<std::string(const std::string& folder, bool failed)> flaw;
-  /// Of a job, which process fails; -1: the tool is alone.
+  /// Process of a job that fails; -1: the tool is alone.
   int process = -1;
 };
 
@@ -259,8 +259,8 @@ class Scenarios {
     return words;
   }
 
-  /// What is wrong where a training goes on, undisturbed, from what a disturbed one has left. What
-  /// went well is not tried again.
+  /// Returns the fault where a training goes on, undisturbed, from what a disturbed one has left.
+  /// A state that went well is not tried again.
   std::string Resumed(const std::string& folder, int steps) {
     std::set<std::string> left = {std::to_string(steps)};
     std::error_code missing;

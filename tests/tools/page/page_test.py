@@ -66,7 +66,7 @@ def view(browser):
 
 
 def place(browser, instruction, plan=0):
-    """Where the middle of a box is in the window, and its id."""
+    """Middle of a box in the window, and its id."""
     return browser.evaluate("""(() => {
       const page = contraflow, plan = page.plans[%d];
       for (let id = 0; id < plan.count; ++id) {
@@ -80,7 +80,7 @@ def place(browser, instruction, plan=0):
 
 
 def pixel(browser, x, y):
-    """Of the picture, as the window shows it: [red, green, blue]."""
+    """Picture, as the window shows it: [red, green, blue]."""
     return browser.evaluate("""(() => {
       const box = contraflow.stage.getBoundingClientRect(), canvas = document.getElementById("picture");
       const at = [%f - box.left - 1, %f - box.top - 1].map((v) => Math.round(v * contraflow.painter.scale));
@@ -110,7 +110,7 @@ def report(pages, browser, name, page, size):
 
 
 def test_figures(pages, browser, plan):
-    """What the page decodes is what simulate says."""
+    """The page decodes the figures of simulate."""
     told = json.loads(pages.run("simulate", plan, "--json"))
     ticks = browser.evaluate("contraflow.plans[0].ticks")
     for rank in told["ranks"]:

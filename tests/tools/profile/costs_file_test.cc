@@ -14,6 +14,7 @@
 #include "compiler/simulate/simulate.h"
 #include "compiler/verify/verify.h"
 #include "schedules/compile.h"
+#include "tests/support/failure.h"
 #include "tests/support/support.h"
 #include "tests/tools/profile/profile_support.h"
 
@@ -28,7 +29,7 @@ std::string Write(const ModelShape& model, const CostSetup& setup) {
   return WriteCostsByLayer(model, setup, CostsOf(model, setup));
 }
 
-/// Of a member in the unit of the file, microseconds, as ticks.
+/// Time of a member in the unit of the file, microseconds, as ticks.
 Time Ticks(const JsonCursor& object, const char* key) {
   return ToTicks(object.Required(key).Number("a time"), Unit::kMicroseconds, key);
 }
@@ -170,7 +171,7 @@ TEST_SUITE("unit") {
     const ModelShape model = PublishedModel("llama-3.1-8b");
     CostSetup setup = SetupOn("h100");
     const std::string text = Write(model, setup);
-    const auto has = [&](const std::string& line) { return text.find(line) != std::string::npos; };
+    const auto has = [&](const std::string& line) { return Contains(text, line); };
     CHECK(has("8,030,261,248 parameters"));
     // 481 GFLOP at 989.5 TFLOP/s times 0.65 take 747.909 us, twice as many twice that.
     CHECK(has("2 x 4096 x 14336 x 4096 = 481 GFLOP"));
@@ -178,7 +179,7 @@ TEST_SUITE("unit") {
     CHECK(has("1495.818, 1495.818, 1495.818"));
     CHECK(has("efficiency matmul 0.65, experts 0.55,"));
     setup.efficiency[static_cast<size_t>(WorkKind::kMatmul)] = 0.325;
-    CHECK(Write(model, setup).find("2991.636, 2991.636, 2991.636") != std::string::npos);
+    CHECK(Contains(Write(model, setup), "2991.636, 2991.636, 2991.636"));
     // Every layer kind is explained once, however often it comes.
     const std::string gemma = Write(PublishedModel("gemma-2-9b"), setup);
     size_t tables = 0;
@@ -204,7 +205,7 @@ TEST_SUITE("unit") {
     }
     for (const char* key : {"\"tied\"", "\"bw\"", "\"fb\"", "\"r\"", "\"reduce\"", "\"step\"",
                             "\"repeat\"", "\"time\"", "\"latency\""}) {
-      CHECK(text.find(key) != std::string::npos);
+      CHECK(Contains(text, key));
     }
   }
 }

@@ -24,8 +24,8 @@ std::string Llama(const std::string& key, const std::string& value) {
       {"model_type", "\"llama\""}, {"hidden_size", "64"},        {"intermediate_size", "128"},
       {"vocab_size", "1000"},      {"num_attention_heads", "8"}, {"num_key_value_heads", "2"},
       {"num_hidden_layers", "3"}};
-  const auto found = std::find_if(members.begin(), members.end(),
-                                  [&](const auto& member) { return member.first == key; });
+  const auto found =
+      std::ranges::find_if(members, [&](const auto& member) { return member.first == key; });
   if (found == members.end()) {
     members.emplace_back(key, value);
   } else if (value.empty()) {
@@ -283,7 +283,7 @@ TEST_SUITE("unit") {
       CAPTURE(key);
       CHECK(Shape(Llama(key, value)).unread.empty());
     }
-    CHECK(PublishedModel("gemma-3-4b").unread.find("\"vision_config\"") != std::string::npos);
+    CHECK(Contains(PublishedModel("gemma-3-4b").unread, "\"vision_config\""));
     for (const char* model : {"deepseek-v3", "gemma-2-9b", "gpt-oss-120b", "llama-3.1-8b",
                               "mixtral-8x7b", "qwen3-235b-a22b"}) {
       CAPTURE(model);

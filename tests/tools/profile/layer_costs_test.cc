@@ -38,7 +38,7 @@ TEST_SUITE("unit") {
       const auto estimate = static_cast<double>((estimated.*component.times)[0]);
       CHECK(std::abs(estimate / trace - 1) < 0.15);
     }
-    // What is fitted to each of them is within 5 % of all of them together.
+    // The fit to each of them is within 5 % of all of them together.
     CHECK(std::abs(static_cast<double>(SerialSum(estimated)) * 4 /
                        static_cast<double>(SerialSum(*measured.moe)) -
                    1) < 0.05);
@@ -51,7 +51,7 @@ TEST_SUITE("unit") {
         CostSetup setup = SetupOn("h100");
         setup.expert_parallel = model.moe.experts > 0 ? ep : 1;
         const ModelCosts costs = CostsOf(model, setup);
-        // What is written is read as it was.
+        // The file is read as it was written.
         const CostModel read = ReadCosts(WriteCostsByLayer(model, setup, costs), "c.json");
         for (size_t i = 0; i < costs.layers.size(); ++i) {
           const LayerEstimate& layer = costs.layers[i];
@@ -74,8 +74,8 @@ TEST_SUITE("unit") {
           const int64_t stays = predicts ? setup.tokens() * 2 * model.hidden * 2 : 0;
           CHECK(sum == layer.activation_bytes - stays);
           CHECK(read.layers[i].moe->values == layer.components->values);
-          // By hand: a row a token and expert, of it the gated and the hidden width; what comes
-          // from no other device is part of the hidden.
+          // Computed by hand: a row a token and expert, of it the gated and the hidden width; what
+          // comes from no other device is part of the hidden.
           const bool moe = layer.name.starts_with("moe") || predicts;
           const auto of = [&](Value v) { return values[static_cast<size_t>(v)]; };
           const int64_t rows = moe ? setup.tokens() * model.moe.top_k : 0;
@@ -194,8 +194,8 @@ TEST_SUITE("unit") {
     // A token at a time, matmuls wait for their weights.
     setup.sequence = 1;
     const LayerEstimate single = LayerNamed(CostsOf(model, setup), "dense");
-    CHECK(std::count_if(single.times.begin(), single.times.end(),
-                        [](const PartTime& time) { return time.memory_bound; }) == 5);
+    CHECK(std::ranges::count_if(single.times,
+                                [](const PartTime& time) { return time.memory_bound; }) == 5);
     for (size_t i = 0; i < single.times.size(); ++i) {
       const LayerPart& part = single.work.parts[i];
       CHECK(single.times[i].f == TicksOf(part.f.bytes / 3.35e12));

@@ -132,7 +132,7 @@ TEST_SUITE("unit") {
       CHECK(FlopsOf(layer.work).w == whole.w / parts);
       CHECK(layer.output_bytes == 4096 * 4096 * 2 / tp);
     }
-    // Of 8 key-value heads, 16 devices have one each: two copies of each.
+    // With 8 key-value heads, 16 devices have one each: two copies of each.
     const ModelShape large = PublishedModel("llama-3.1-70b");
     CostSetup setup = SetupOn("h100");
     setup.tensor_parallel = 16;

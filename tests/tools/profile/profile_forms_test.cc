@@ -6,6 +6,7 @@
 #include <random>
 
 #include "compiler/files/file.h"
+#include "tests/support/failure.h"
 #include "tests/support/sanitized.h"
 #include "tests/tools/profile/profile_support.h"
 
@@ -36,7 +37,7 @@ TEST_SUITE("unit") {
               .f = 10'000'000, .b = 5'500'000, .w = 8'250'000, .bw = 13'750'000, .fb = 23'750'000});
     CHECK(profile.costs.stages[1].f == 20'000'000);
     CHECK(HasNote(profile, "b is 0.4 of bw"));
-    CHECK(FailureOf(log).find("say with `microbatches`") != std::string::npos);
+    CHECK(Contains(FailureOf(log), "say with `microbatches`"));
     CHECK(FailureOf(log, {.log = {.ranks = 3, .microbatches = 8}}) ==
           "p: the log has 4 ranks, which is no multiple of `ranks` 3");
     // Stages of a rank, and the other two forms.
@@ -101,8 +102,7 @@ TEST_SUITE("unit") {
         "(ns),Style,Range\n"
         "50,1,40,9,2000000,1,1,1,PushPop,PP:0F0\n50,1,40,9,5000000,1,1,1,PushPop,PP:0B0\n";
     CHECK(CostsOfText(sum, {.from = ProfileForm::kNvtxCsv}).costs.stages[0].bw == 5'000'000);
-    CHECK(FailureOf("no,table\n", {.from = ProfileForm::kNvtxCsv}).find("has no table") !=
-          std::string::npos);
+    CHECK(Contains(FailureOf("no,table\n", {.from = ProfileForm::kNvtxCsv}), "has no table"));
   }
 
   TEST_CASE("a table of timings") {
@@ -123,8 +123,7 @@ TEST_SUITE("unit") {
     CHECK(means.stages[0].fb == 6'000'000);
     CHECK(means.source == "contraflow profile: means of 9 samples from 1 file");
     const std::string text = ProfileText(profile);
-    CHECK(text.find("F            0        3        0    2250.0     2500.0    3250.0") !=
-          std::string::npos);
+    CHECK(Contains(text, "F            0        3        0    2250.0     2500.0    3250.0"));
     // Steps: the first is warm-up where there are more.
     const std::string steps = "stage,op,time,microbatch\n0,F,9,0\n0,BW,9,0\n0,F,1,0\n0,BW,2,0\n";
     CHECK(CostsOfText(steps).costs.stages[0].bw == 2'000);
@@ -195,7 +194,7 @@ TEST_SUITE("unit") {
         const std::string failure = FailureOf(text, {.log = {.microbatches = 2}});
         CAPTURE(text);
         (failure == "accepted" ? taken : refused) += 1;
-        CHECK(failure.find('\n') == std::string::npos);
+        CHECK(!Contains(failure, "\n"));
       }
     }
     CHECK((kSanitized || refused > 100));

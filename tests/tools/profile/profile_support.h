@@ -23,7 +23,8 @@ inline CostSetup SetupOn(const char* gpu) {
   return setup;
 }
 
-/// As DeepSeek trained: its matmuls have scales of 1 x 128, and communication takes SMs from them.
+/// Setup of DeepSeek's training: its matmuls have scales of 1 x 128, and communication takes SMs
+/// from them.
 inline CostSetup DeepSeekSetup() {
   CostSetup setup = SetupOn("h800");
   setup.expert_parallel = 64;
@@ -46,7 +47,7 @@ inline const LayerEstimate& LayerNamed(const ModelCosts& costs, const std::strin
   throw Error("no layer " + name);
 }
 
-/// What a profile "p" of this text comes to.
+/// Costs of a profile "p" of this text.
 inline ProfiledCosts CostsOfText(const std::string& text, const ProfileOptions& options = {}) {
   return CostsOfSamples({ReadProfileText(text, "p", options)}, options);
 }
@@ -58,7 +59,7 @@ inline std::string FailureOf(const std::string& text, const ProfileOptions& opti
 
 inline bool HasNote(const ProfiledCosts& profile, const std::string& part) {
   for (const std::string& note : profile.notes) {
-    if (note.find(part) != std::string::npos) return true;
+    if (Contains(note, part)) return true;
   }
   return false;
 }

@@ -150,7 +150,7 @@ TEST_SUITE("unit") {
         component(names[i], at, 5000 + at * 100, 100 + i + layer);
       }
     }
-    // Of the second launch of the first range: its span counts, gaps and all.
+    // Events of the second launch of the first range: its span counts, gaps and all.
     events += Event("cuda_runtime", "launch", 2, 1, ", \"args\": {\"correlation\": 99}") +
               Event("kernel", "k", 5300, 50, ", \"args\": {\"correlation\": 99}");
     const ProfiledCosts profile = CostsOfText(TraceOf(events));
@@ -226,13 +226,12 @@ TEST_SUITE("unit") {
         }
         MeasuredRun read = ReadRun(plan, traces);
         CHECK(read.steps == 1);
-        CHECK((read.Note().find("was not timed") != std::string::npos) == !messages);
+        CHECK((Contains(read.Note(), "was not timed")) == !messages);
         const Simulation measured = RunOf(plan, spec.costs, std::move(read.timeline));
         CHECK(measured.makespan == run.makespan);
         for (size_t r = 0; r < 2; ++r) CHECK(measured.ranks[r].busy == run.ranks[r].busy);
         traces[1] = traces[0];
-        CHECK(Failure([&] { ReadRun(plan, traces); }).find("give the traces of one replica") !=
-              std::string::npos);
+        CHECK(Contains(Failure([&] { ReadRun(plan, traces); }), "give the traces of one replica"));
       }
     }
   }
@@ -248,20 +247,18 @@ TEST_SUITE("unit") {
     }
     const MeasuredRun run = ReadRun(plan, traces);
     CHECK(run.steps == 2);
-    CHECK(run.Note().find("of the host") != std::string::npos);
+    CHECK(Contains(run.Note(), "of the host"));
     const Simulation measured = RunOf(plan, spec.costs, run.timeline);
     CHECK(measured.ranks[0].busy == doctest::Approx(276'666'368).epsilon(1e-5));
     CHECK(measured.makespan == doctest::Approx(453'114'880).epsilon(1e-5));
     spec.schedule = "zb-v";
     const Plan other = Compile(spec, {.level = Level::kComm});
-    CHECK(Failure([&] { ReadRun(other, traces); }).find("which is not in its program") !=
-          std::string::npos);
+    CHECK(Contains(Failure([&] { ReadRun(other, traces); }), "which is not in its program"));
     spec.schedule = "1f1b";
     CHECK(Failure([&] { ReadRun(Compile(spec, {.level = Level::kComm}), traces); }) != "");
     const std::vector<TraceText> none = {
         {"none", TraceOf(Event("user_annotation", "ProfilerStep#1", 0, 1))}};
-    CHECK(Failure([&] { ReadRun(plan, none); }).find("has no range of an instruction") !=
-          std::string::npos);
+    CHECK(Contains(Failure([&] { ReadRun(plan, none); }), "has no range of an instruction"));
   }
 
   TEST_CASE("ranges of PyTorch's schedules of one stage a rank") {
@@ -386,7 +383,7 @@ TEST_SUITE("unit") {
       CHECK(profile.costs.comm.latency == (latency == 1 ? 0 : latency));
       CHECK_FALSE(HasNote(profile, "no message"));
     }
-    // As contraflow-run has them: a RECV that waited begins a little behind its SEND; one that came
+    // Events of contraflow-run: a RECV that waited begins a little after its SEND; one that came
     // late to its message says nothing of it.
     std::string events = Event("compute", "F s0 m0", 0, 9) + Event("compute", "BW s0 m0", 50, 9);
     const auto side = [](const char* op, int stage, int m, double start, double duration) {
@@ -419,11 +416,10 @@ TEST_SUITE("unit") {
             path + ".gz: not a whole gzip file: it ends too soon");
       WriteFile(path + ".gz", packed.substr(0, packed.size() / 2) + "\xff\xff\xff" +
                                   packed.substr(packed.size() / 2 + 3));
-      CHECK(Failure([&] { Profile({path + ".gz"}); }).find("not a whole gzip file: ") !=
-            std::string::npos);
+      CHECK(Contains(Failure([&] { Profile({path + ".gz"}); }), "not a whole gzip file: "));
     });
     // Without zlib it says so.
-    if (failure != "accepted") CHECK(failure.find("unpack it with gunzip") != std::string::npos);
+    if (failure != "accepted") CHECK(Contains(failure, "unpack it with gunzip"));
   }
 }
 

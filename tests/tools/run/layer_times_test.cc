@@ -26,7 +26,7 @@ Model FourLayers() {
   return model;
 }
 
-/// As if every part of the model took what is given here, on two ranks with two layers each.
+/// Parts as if every part of the model took what is given here, on two ranks with two layers each.
 std::vector<RankParts> Parts(const Model& model) {
   const std::map<Op, Time> layer = {{Op::ATTN_F, 10'000},    {Op::DISPATCH_F, 1'000},
                                     {Op::MLP_F, 20'000},     {Op::COMBINE_F, 2'000},
@@ -70,8 +70,8 @@ TEST_SUITE("unit") {
     const Model model = FourLayers();
     const CostModel costs = Measured(model);
     const std::string text = WriteLayerTimes(costs, model, Parts(model), "a test");
-    CHECK(text.find("// block      ATTN_F         32              10      10              10\n") !=
-          std::string::npos);
+    CHECK(Contains(text,
+                   "// block      ATTN_F         32              10      10              10\n"));
     const CostModel read = ReadCosts(text, "measured.json");
     CHECK(read.source == "measured: a test");
     CHECK(read.layers == costs.layers);

@@ -1,4 +1,4 @@
-// What a training says, to readers that stop, come back, or go, and onto disks that are full.
+// Output of a training, to readers that stop, come back, or go, and onto disks that are full.
 
 #include "tools/contraflow-run/output.h"
 
@@ -11,6 +11,8 @@
 #include <sstream>
 #include <string>
 #include <thread>
+
+#include "tests/support/failure.h"
 
 namespace contraflow {
 namespace {
@@ -27,7 +29,7 @@ struct Pipe {
     close(fd[0]);
     close(fd[1]);
   }
-  /// What comes until nothing has come for a tenth of a second.
+  /// Returns all that comes until nothing has come for a tenth of a second.
   std::string Read() {
     fcntl(fd[0], F_SETFL, O_NONBLOCK);
     std::string text;
@@ -58,7 +60,7 @@ TEST_SUITE("unit") {
     CHECK(output.Finish("end\n"));
     reader.join();
     CHECK(text.starts_with("line 0\nline 1\n"));
-    CHECK(text.find(" lines dropped: nobody read them]\n") != std::string::npos);
+    CHECK(Contains(text, " lines dropped: nobody read them]\n"));
     // Each line is there or counted.
     int64_t lines = 0, dropped = 0;
     std::istringstream all(text);

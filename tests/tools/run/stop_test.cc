@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "tests/runtime/launch/job.h"
+#include "tests/support/failure.h"
 
 namespace contraflow::stop_test {
 namespace {
@@ -97,7 +98,7 @@ TEST_SUITE("jobs") {
     CHECK(WIFEXITED(status));
     CHECK(WEXITSTATUS(status) == 0);
     CHECK(CountOf(text, "\nstep ") == 200);
-    CHECK(text.find("weights after step 200: SHA-256 ") != std::string::npos);
+    CHECK(Contains(text, "weights after step 200: SHA-256 "));
   }
 }
 

@@ -5,7 +5,6 @@ import warnings
 import zlib
 
 import torch
-import torch.distributed as dist
 
 from . import program as plans
 from .batch import check_chunk_spec
@@ -21,10 +20,10 @@ class Arguments:
     """The arguments of a PlanSchedule that its check needs, as this process has them."""
 
     def __init__(self, plan, ranks, replicas, experts, stages, *, loss_fn, weight_grad, data_parallel, grad_reduce,
-                 on_step, overlap=None, device=None, links=None, **options):
+                 on_step, rank, overlap=None, device=None, links=None, **options):
         self.plan, self.ranks, self.replicas, self.stages = plan, ranks, replicas, stages
         self.experts, self.links = experts, links
-        self.rank = ranks.index(dist.get_rank())
+        self.rank = rank
         self.loss_fn, self.weight_grad = loss_fn, weight_grad
         self.data_parallel, self.grad_reduce, self.on_step = data_parallel, grad_reduce, on_step
         self.device, self.overlap = device, overlap
@@ -112,8 +111,9 @@ class Arguments:
 
     def _check_experts(self):
         count = len(self.experts)
-        if dist.get_rank() not in self.experts:
-            raise ValueError(f"process {dist.get_rank()} is not in expert_parallel, which has {self.experts}: give each "
+        me = self.ranks[self.rank]
+        if me not in self.experts:
+            raise ValueError(f"process {me} is not in expert_parallel, which has {self.experts}: give each "
                              "process the group that it is in")
         if count > 1 and count != self.plan.expert_parallel:
             raise ValueError(f"expert_parallel has {count} processes, and the plan is for {self.plan.expert_parallel}"
@@ -177,10 +177,10 @@ def _shared(plan, rank, stages):
     return [found for found in uses.values() if len(found) > 1]
 
 
-def agree(arguments):
+def agree(arguments, gather):
     """Checks the arguments of all processes together, so that none waits for one that refuses its own,
     that a pipeline has one plan, that it and its replicas have the same options, and that copies of stages
-    share the same parameters. Returns a name for this schedule."""
+    share the same parameters. gather(value) returns the values of all processes. Returns a name for this schedule."""
     problem = None
     try:
         arguments.check()
@@ -189,10 +189,8 @@ def agree(arguments):
     text = "\n".join(str(i) for program in arguments.plan.programs for i in program)
     ranks, mine = arguments.ranks, zlib.crc32(text.encode())
     stages = [] if problem else sorted(arguments.stages)
-    said = [None] * dist.get_world_size()
-    dist.all_gather_object(said, (problem and str(problem), mine, uuid.uuid4().hex, ranks,
-                                  arguments.replicas, stages, arguments.shared, arguments.options,
-                                  arguments.tied, arguments.experts, dict(arguments.spread)))
+    said = gather((problem and str(problem), mine, uuid.uuid4().hex, ranks, arguments.replicas, stages,
+                   arguments.shared, arguments.options, arguments.tied, arguments.experts, dict(arguments.spread)))
     if problem is not None:
         raise problem
     linked, found = {*ranks}, set()  # this pipeline, its replicas and those that share its experts, and theirs
@@ -211,7 +209,7 @@ def agree(arguments):
             if said[at][7][name] != value:
                 raise ValueError(f"process {at} has {name}={said[at][7][name]}, process {first} has "
                                  f"{name}={value}: give all processes the same")
-    _agree_on_experts(arguments, said, mine)
+    _agree_on_experts(said, linked)
     for at, (_, _, _, its_ranks, its_replicas, stages, shared, _, tied, *_) in enumerate(said):
         for places in tied.values():
             for other in {*its_ranks, *its_replicas}:
@@ -227,27 +225,30 @@ def agree(arguments):
     return said[ranks[0]][2]
 
 
-def _agree_on_experts(arguments, said, mine):
+def _agree_on_experts(said, linked):
     """Processes that share experts must call their exchanges in one order, and have the same parameters."""
-    me = dist.get_rank()
-    for at in (*arguments.ranks, *arguments.replicas):
-        if said[at][9].index(at) != arguments.experts.index(me):
-            raise ValueError(f"process {at} is at place {said[at][9].index(at)} of its expert_parallel, and process {me}"
-                             f", which holds the same experts or the same micro-batches, at {arguments.experts.index(me)}")
-    for at in arguments.experts:
-        its_ranks, its_experts, spread = said[at][3], said[at][9], said[at][10]
-        text = f"process {at}, which is in expert_parallel of process {me},"
-        if its_experts != arguments.experts:
-            raise ValueError(f"{text} has expert_parallel={its_experts}, and not {arguments.experts}: give each "
-                             "process the group that it is in")
-        if its_ranks.index(at) != arguments.rank or said[at][1] != mine:
-            raise ValueError(f"{text} is rank {its_ranks.index(at)} of its pipeline and process {me} rank "
-                             f"{arguments.rank}, or their plans differ: expert_parallel is for the same rank of "
-                             "pipelines with the same plan")
-        for stage, parameters in spread.items():
-            if parameters != said[me][10][stage]:
-                raise ValueError(f"{text} has other parameters or experts in stage {stage}: give all processes of the "
-                                 "group the same layers, with as many experts on each")
+    place = {at: said[at][9].index(at) for at in linked}
+    for at in sorted(linked):
+        _, plan, _, ranks, replicas, *_, experts, spread = said[at]
+        for other in (*ranks, *replicas):
+            if place[other] != place[at]:
+                raise ValueError(f"process {other} is at place {place[other]} of its expert_parallel, and process {at}"
+                                 f", of the same pipeline or another replica of it, at place {place[at]}: give both "
+                                 "the same experts")
+        for other in experts:
+            text = f"process {other}, which is in expert_parallel of process {at},"
+            its_ranks = said[other][3]
+            if said[other][9] != experts:
+                raise ValueError(f"{text} has expert_parallel={said[other][9]}, and not {experts}: give each process "
+                                 "the group that it is in")
+            if its_ranks.index(other) != ranks.index(at) or said[other][1] != plan:
+                raise ValueError(f"{text} is rank {its_ranks.index(other)} of its pipeline and process {at} rank "
+                                 f"{ranks.index(at)}, or their plans differ: expert_parallel is for the same rank of "
+                                 "pipelines with the same plan")
+            for stage, parameters in spread.items():
+                if said[other][10][stage] != parameters:
+                    raise ValueError(f"{text} has other parameters or experts in stage {stage}: give all processes of "
+                                     "the group the same layers, with as many experts on each")
 
 
 def _among(stages, shared):

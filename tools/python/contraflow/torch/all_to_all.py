@@ -52,7 +52,10 @@ class AllToAll:
 def _exchanged(rows: Tensor, group: Any, splits: Splits) -> Tensor:
     send, receive = (None, None) if splits is None else splits
     out = rows.new_empty((len(rows) if receive is None else sum(receive), *rows.shape[1:]))
-    dist.all_to_all_single(out, rows.contiguous(), receive, send, group=group)
+    rows, into = rows.contiguous(), out
+    if rows.dtype == torch.bfloat16 and not rows.is_cuda:  # unknown to gloo of older releases
+        rows, into = rows.view(torch.uint8), out.view(torch.uint8)
+    dist.all_to_all_single(into, rows, receive, send, group=group)
     return out
 
 

@@ -15,10 +15,16 @@ from typing import Any, Callable, Dict, Hashable, Iterator, List, Optional, Sequ
 
 import torch
 
+from . import losses
 from .order import COMPUTE_LANE, EXCHANGE_LANE
 
 GRACE = 4.0  # seconds that a step has to end by itself after a lane failed
 Run = Callable[[int], None]  # runs the operation at a position
+
+
+def streams_of(device: torch.device) -> Any:
+    """What has the streams and events of a device: torch.cuda, or None where nothing runs by itself."""
+    return torch.cuda if device.type == "cuda" else None
 
 
 class ThreadLanes:
@@ -107,14 +113,13 @@ class StreamLanes:
     """Each lane is a stream of a GPU; compute is the current one. One host thread issues in the order of the
     program, so that an event is recorded before anything waits for it.
 
-    api             torch.cuda, or what behaves like it
     """
 
     failed = None
 
-    def __init__(self, lanes: Sequence[Hashable], awaited: Sequence[Sequence[int]], device: torch.device,
-                 api: Any = torch.cuda):
+    def __init__(self, lanes: Sequence[Hashable], awaited: Sequence[Sequence[int]], device: torch.device):
         self.lanes, self.awaited = list(lanes), [list(k) for k in awaited]
+        api = streams_of(device)
         self._device, self._api = device, api
         self._streams = {lane: api.Stream(device, priority=-1 if lane == EXCHANGE_LANE else 0)
                          for lane in dict.fromkeys(lanes) if lane != COMPUTE_LANE}
@@ -156,11 +161,13 @@ class _Modes:
             self._cast.append(("cpu", torch.get_autocast_cpu_dtype()))
         if torch.is_autocast_enabled():
             self._cast.append(("cuda", torch.get_autocast_gpu_dtype()))
+        self._losses = losses.current.get()
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
         with contextlib.ExitStack() as stack:
             stack.enter_context(torch.set_grad_enabled(self._grad))
+            losses.current.set(self._losses)
             for device, dtype in self._cast:
                 stack.enter_context(torch.autocast(device, dtype=dtype, cache_enabled=False))
             yield

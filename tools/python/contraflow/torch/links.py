@@ -40,9 +40,9 @@ class Links:
         self.rank = self.ranks.index(me)
         self.replicas = members(data_parallel) if data_parallel is not None else [me]
         self.experts = members(expert_parallel) if expert_parallel is not None else [me]
-        self.timeout = timeout
-        asked = [None] * dist.get_world_size()
-        dist.all_gather_object(asked, (self.ranks, self.replicas, self.experts, sorted(edges), sorted(sums)))
+        self.timeout, self.gather = timeout, gather
+        self.store = dist.distributed_c10d._get_default_store()
+        asked = gather((self.ranks, self.replicas, self.experts, sorted(edges), sorted(sums)))
         # By process: those that hold the same parameters, spread over an expert group (True) or not.
         copies_of = {True: {at: replicas for at, (_, replicas, _, _, _) in enumerate(asked)}}
         copies_of[False] = {at: [r for e in experts for r in copies_of[True][e]]
@@ -60,11 +60,14 @@ class Links:
             if len(processes) > 1:
                 self._sums[processes] = dist.new_group(list(processes), timeout=limit)
         self._copies_of = copies_of
+        # Forms are for the host, which would wait for the GPU to read them.
+        self._headers = dist.new_group(backend="gloo", timeout=limit) if _uses_nccl() else None
         mine = [group for at, group in (*self._edges.items(), *self._sums.items()) if me in at]
+        if self._headers is not None:
+            mine.append(self._headers)
         self._give_back = weakref.finalize(self, _give_back, mine)
         self._give_back.atexit = False
-        self.device = torch.device(device) if device is not None else default_device()
-        self._connect(self.device, expert_parallel)
+        self._connect(torch.device(device) if device is not None else default_device(), expert_parallel)
 
     def _connect(self, device, expert_parallel):
         """Sends one element over each group, in one order everywhere. NCCL connects at the first message
@@ -96,6 +99,12 @@ class Links:
         peer = pair[1] if pair[0] == dist.get_rank() else pair[0]
         return self._edges[pair], sorted(pair).index(peer)
 
+    def headers(self, source, target):
+        """The same for the forms of messages."""
+        if self._headers is None:
+            return self.edge(source, target)
+        return self._headers, self.ranks[target if source == self.rank else source]
+
     def sum_group(self, holders, spread=False):
         """The group over which the gradients of a stage with these holders are added, with all replicas, and
         unless the parameters are `spread` over it with the expert group; None if that is this process alone."""
@@ -109,9 +118,10 @@ class Links:
         """Sums a tensor, or takes its maximum, over the ranks of the pipeline."""
         dist.all_reduce(tensor, op, group=self._group)
 
-    def members_of(self, sum_group):
-        """Of one of the groups for sums: its processes, ascending."""
-        return next(at for at, group in self._sums.items() if group is sum_group)
+    def broadcast(self, tensor, sum_group):
+        """Gives all of one of the groups for sums what its first process has."""
+        processes = next(at for at, group in self._sums.items() if group is sum_group)
+        dist.broadcast(tensor, processes[0], group=sum_group)
 
 
 _discarded = []  # groups of NCCL, which are not destroyed in the middle of anything
@@ -162,6 +172,13 @@ def _complete(work, device):
         torch.cuda.synchronize(device)
 
 
+def gather(value):
+    """The values of all processes, each of which calls it."""
+    values = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
 def members(group):
     """The processes of a group, in the order of their ranks in it; None: all."""
     if group is None:
@@ -180,8 +197,12 @@ class Edge:
     """This rank's end of a directed edge."""
 
     def __init__(self, links, source, target, device, variable_shapes):
-        group, self._peer = links.edge(source, target)
-        self._post = group.send if source == links.rank else group.recv
+        (group, self._peer), (headers, self._header_peer) = (
+            links.edge(source, target), links.headers(source, target))
+        sends = source == links.rank
+        self._post = group.send if sends else group.recv
+        self._post_header = headers.send if sends else headers.recv
+        self._headers = []  # under way
         self._device, self._variable = device, variable_shapes
         self._forms = {}  # by stage: the form of its messages, once known to both
 
@@ -193,8 +214,8 @@ class Edge:
         works = []
         known = self._forms.get(stage)
         if known is None or self._variable:
-            header = _header(form).to(self._device)
-            works.append((self._post([header], self._peer, 0), header))
+            header = _header(form)
+            self._headers.append((self._post_header([header], self._header_peer, 0), header))
             self._forms[stage] = form
         elif known != form:
             raise ValueError(f"stage {stage} gives {_describe(form)}, its first micro-batch gave "
@@ -208,8 +229,8 @@ class Edge:
         and what `wait` takes."""
         form = self._forms.get(stage)
         if form is None or self._variable:
-            header = torch.empty(_HEADER, dtype=torch.int64, device=self._device)
-            self._post([header], self._peer, 0).wait()
+            header = torch.empty(_HEADER, dtype=torch.int64)
+            self._post_header([header], self._header_peer, 0).wait()
             form = self._forms[stage] = _form(header.tolist())
         return self.receive_as(form)
 
@@ -225,6 +246,11 @@ class Edge:
         tensors = tuple([torch.empty(shape, dtype=dtype, device=self._device)
                          for shape, dtype in form])
         return tensors, [(self._post([t], self._peer, 0), t) for t in tensors]
+
+    def finish(self):
+        """At the end of a step."""
+        wait(self._headers)
+        self._headers = []
 
 
 def wait(works):

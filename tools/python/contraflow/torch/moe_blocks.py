@@ -51,11 +51,11 @@ class _HuggingFace:
             group_of = local.repeat_interleave(counts, output_size=len(rows))
 
         def product(x: Tensor, name: str) -> Tensor:
-            weight = getattr(experts, name)
+            weight: Tensor = getattr(experts, name)
             y = _product(x, weight if experts.is_transposed else weight.transpose(1, 2), counts)
             if not experts.has_bias:
                 return y
-            bias = getattr(experts, name + "_bias")
+            bias: Tensor = getattr(experts, name + "_bias")
             if group_of is not None:
                 return y + bias[group_of]
             return (y.view(len(bias), -1, y.shape[1]) + bias.unsqueeze(1)).view(y.shape)

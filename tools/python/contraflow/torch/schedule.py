@@ -17,7 +17,7 @@ from .agreement import Arguments, agree, warn_of_statistics
 from .batch import Batch, ChunkSpec
 from .layered_stage import LayeredStage
 from .layers import Layers
-from .links import Links, default_device, members
+from .links import Links, default_device, gather, members
 from .losses import Losses
 from .program import RankProgram
 from .reduce import GradientSum, spread_parameters, tied_ranks
@@ -76,13 +76,15 @@ class PlanSchedule:
         modules: Any = {s: Layers(layers) if isinstance(layers, (list, tuple)) else layers
                         for s, layers in stages.items()} if isinstance(stages, dict) else stages
         ranks = members(group) if links is None else links.ranks
-        replicas = members(data_parallel) if data_parallel is not None else [dist.get_rank()]
-        experts = members(expert_parallel) if expert_parallel is not None else [dist.get_rank()]
+        rank = ranks.index(dist.get_rank()) if links is None else links.rank
+        replicas = members(data_parallel) if data_parallel is not None else [ranks[rank]]
+        experts = members(expert_parallel) if expert_parallel is not None else [ranks[rank]]
         token = agree(Arguments(plan, ranks, replicas, experts, modules, loss_fn=loss_fn, weight_grad=weight_grad,
                                 data_parallel=data_parallel, links=links, grad_reduce=grad_reduce, on_step=on_step,
                                 scale_grads=bool(scale_grads), variable_shapes=bool(variable_shapes),
-                                device=device, overlap=overlap, keep_rng=bool(keep_rng), timeout=timeout,
-                                chunk_spec=chunk_spec, names=names and "given"))
+                                device=device, overlap=overlap, keep_rng=bool(keep_rng), timeout=timeout, rank=rank,
+                                chunk_spec=chunk_spec, names=names and "given"),
+                      gather if links is None else links.gather)
         holders = plans.holders(plan)
         self._device = torch.device(device) if device is not None else default_device(modules.values())
         self._owns_links = links is None
@@ -107,15 +109,15 @@ class PlanSchedule:
                       for s in plans.completion_order(plan.programs[self.rank])}
         self._tied = {ranks: (GradientSum(None, links.sum_group(ranks), divisor), places)
                       for ranks, places in sorted(tied.items())}
-        self._state = State(links, dict(sorted(modules.items())), holders, names,
+        self._state = State(links, self._device, dict(sorted(modules.items())), holders, names,
                             self._spread if len(experts) > 1 else frozenset(), expert_parallel)
-        self._losses = Losses(links, plan.microbatches)
+        self._losses = Losses(links, self._device, plan.microbatches)
         self._walk = Walk(plan, program, self._stages, self._sums, links, self._device,
                           variable_shapes=variable_shapes, overlap=overlap, on_step=on_step,
                           explain=self._explain)
         self._broken = self._closed = False
         self._stepping = threading.Lock()
-        self._store = _store(token)
+        self._store = getattr(dist, "PrefixStore")(f"contraflow/{token}", links.store)
         self._batch = Batch(plan, self.rank, chunk_spec, variable_shapes, self._store)
         self._watch = Watch(self._store, self.rank, plan.ranks, self._place)
 
@@ -308,7 +310,7 @@ class PlanSchedule:
         """Gives all copies of a stage, on both its ranks, in all replicas and over the expert group, the
         parameters and buffers of the first. Every process calls it."""
         copies: List[Any] = [((*stage.module.parameters(), *stage.module.buffers()), plans.holders(self.plan)[s])
-                  for s, stage in self._stages.items()]
+                             for s, stage in self._stages.items()]
         copies += [([self._stages[s].module.get_parameter(name) for s, name in places], ranks)
                    for ranks, (_, places) in self._tied.items()]
         for tensors, ranks in copies:
@@ -316,7 +318,7 @@ class PlanSchedule:
                 group = self.links.sum_group(ranks, self.is_spread(tensor))
                 if group is not None:
                     with torch.no_grad():
-                        dist.broadcast(local(tensor), self.links.members_of(group)[0], group=group)
+                        self.links.broadcast(local(tensor), group)
 
     def is_spread(self, parameter: torch.Tensor) -> bool:
         """Whether each process of `expert_parallel` has another part of a parameter, as of those of experts."""
@@ -325,8 +327,3 @@ class PlanSchedule:
 
 def _profiling() -> bool:
     return bool(getattr(torch.autograd, "_profiler_enabled")())
-
-
-def _store(token: str) -> Any:
-    """A place in the job's store."""
-    return getattr(dist, "PrefixStore")(f"contraflow/{token}", dist.distributed_c10d._get_default_store())

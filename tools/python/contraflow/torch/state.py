@@ -22,9 +22,9 @@ class State:
     ranks of each stage. Of the parameters `spread` each process of the group `experts` has a part, along their
     first dimension."""
 
-    def __init__(self, links: Links, modules: Dict[int, torch.nn.Module], holders: List[List[int]],
+    def __init__(self, links: Links, device: torch.device, modules: Dict[int, torch.nn.Module], holders: List[List[int]],
                  names: Optional[Names], spread: AbstractSet[torch.Tensor], experts: Any) -> None:
-        self._spread, self._experts = spread, experts
+        self._device, self._spread, self._experts = device, spread, experts
         self._links, self._modules, self._holders, self._names = links, modules, holders, names
         self._of_model = all(getattr(module, "names_of_model", False) for module in modules.values())
 
@@ -140,7 +140,7 @@ class State:
                     counted.setdefault(self._spread_over(parameter), []).extend(own)
         most = math.isinf(norm_type)
         combine, op = (torch.maximum, dist.ReduceOp.MAX) if most else (torch.add, dist.ReduceOp.SUM)
-        total = torch.zeros((), dtype=torch.float64, device=self._links.device)
+        total = torch.zeros((), dtype=torch.float64, device=self._device)
         for groups, parts in counted.items():
             norms = torch.stack([torch.zeros_like(total), *(norm.to(total) for norm in _norms(parts, norm_type))])
             part = norms.max() if most else norms.pow(norm_type).sum()

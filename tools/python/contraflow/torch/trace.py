@@ -4,8 +4,6 @@ import json
 import os
 import time
 
-import torch.distributed as dist
-
 from .program import COMPONENTS
 
 _CATEGORIES = {"SEND_F": "send", "SEND_B": "send", "RECV_F": "receive", "RECV_B": "receive",
@@ -58,8 +56,7 @@ def write(path, plan, links, rows):
                                                    "back_microbatch", "peer")}
         plain.append(({key: value for key, value in values.items() if value is not None}, index, start,
                       end))
-    everyone = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, plain)
+    everyone = links.gather(plain)
     if links.rank != 0:
         return
     ranks = [everyone[process] for process in links.ranks]

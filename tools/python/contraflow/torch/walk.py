@@ -10,6 +10,7 @@ import torch
 
 import contraflow as cf
 
+from . import lanes
 from . import program as plans
 from .lanes import StreamLanes, ThreadLanes
 from .layered_stage import LayeredStage
@@ -42,7 +43,8 @@ class Walk:
         self.program, self.links = program, links
         self._stages, self._sums, self._overlap, self._on_step = stages, sums, overlap, on_step
         self._device, self._variable_shapes = device, variable_shapes
-        self._held: Dict[int, List[Any]] = {}  # by instruction: tensors of other lanes that live until it begins
+        self._api = lanes.streams_of(device)
+        self._held: Dict[Optional[int], List[Any]] = {}  # by instruction: tensors of other lanes until it begins
         self._make_cells(plan)
         self._make_operations(plan)
         self.lanes: Any = None
@@ -116,11 +118,11 @@ class Walk:
         for position, at in enumerate(self.index_of):
             position_of.setdefault(at, position)
         order = self.program.order
-        lanes = [order.lanes[at] for at in self.index_of]
+        of_lanes = [order.lanes[at] for at in self.index_of]
         awaited = [[position_of[k] for k in order.awaited[at]] for at in self.index_of]
-        if self._device.type == "cuda":
-            return StreamLanes(lanes, awaited, self._device)
-        return ThreadLanes(lanes, awaited, explain)
+        if self._api is not None:
+            return StreamLanes(of_lanes, awaited, self._device)
+        return ThreadLanes(of_lanes, awaited, explain)
 
     def _waiting(self, at: int, awaited: List[int]) -> Optional[Work]:
         if not awaited:
@@ -140,10 +142,8 @@ class Walk:
         """Keeps what an instruction read of other lanes until they have gone past it."""
         order = self.program.order
         for lane, tensors in foreign(read, order.lanes[at]).items():
-            free = order.free_at(lane, at)
-            if free is not None:
-                self._held.setdefault(free, []).append(tensors)
-            # else nothing of that lane follows in this step, and the next one begins after all lanes
+            # Under None until the end of the step: the next one begins after all lanes.
+            self._held.setdefault(order.free_at(lane, at), []).append(tensors)
 
     def _work(self, at: int, i: Instruction) -> Work:
         if i.op in plans.MESSAGES:
@@ -178,7 +178,7 @@ class Walk:
             self._edges[ends] = Edge(self.links, *ends, self._device, self._variable_shapes)
         edge, stage, lane = self._edges[ends], i.stage, lane_of(i)
         # On a stream of its own a message is over before the next one on it.
-        leave = wait if self._device.type == "cuda" and self.program.order is not None else lambda _: None
+        leave = wait if self._api is not None and self.program.order is not None else lambda _: None
         if i.op == "SEND_F":
             def work() -> None:
                 works[at] = edge.send(stage, cell.out)
@@ -251,6 +251,8 @@ class Walk:
             if works:
                 wait(works)
                 self.works[at] = ()
+        for edge in self._edges.values():
+            edge.finish()
         self._held.clear()
 
     def end(self) -> None:

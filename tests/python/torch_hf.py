@@ -209,14 +209,15 @@ class Training:
 
 def difference(found, expected):
     """The largest of a tensor, relative to the largest of what it should be."""
-    return max(((found[n] - expected[n if n in expected else "model.embed_tokens.weight"]).abs().max()
-                / (expected[n if n in expected else "model.embed_tokens.weight"].abs().max() + 1e-8)).item() for n in found)
+    both = ((value, expected[n if n in expected else "model.embed_tokens.weight"]) for n, value in found.items())
+    return max(((value - right).abs().max() / (right.abs().max() + 1e-8)).item() for value, right in both)
 
 
 def work(rank, jobs):
     warnings.filterwarnings("ignore")
     transformers.logging.set_verbosity_error()
-    known, pipelines, groups = {}, [dist.new_group(p) for p in ([0, 2], [1, 3])], [dist.new_group(p) for p in ([0, 1], [2, 3])]
+    known = {}
+    pipelines, groups = ([dist.new_group(p) for p in pairs] for pairs in (([0, 2], [1, 3]), ([0, 1], [2, 3])))
     for number, (name, schedule, text, options) in enumerate(jobs):
         began = time.monotonic()
         key = name, *(o for o in options if o not in ("meta", "checkpoint", "compile"))

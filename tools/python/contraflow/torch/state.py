@@ -37,20 +37,22 @@ class State:
         return name if self._of_model else f"stage.{stage}.{name}"
 
     def module(self) -> torch.nn.Module:
-        """All parameters and buffers under these names, as they are now."""
+        """All parameters and buffers that state dicts have under these names, as they are now."""
         whole = torch.nn.Module()
         for stage, module in self._modules.items():
             for path, part in module.named_modules(remove_duplicate=False):
-                for name, tensor in (*part._parameters.items(), *part._buffers.items()):
-                    at, leaf = _place(whole, self.name(stage, f"{path}.{name}".lstrip(".")))
+                kept = (item for item in part._buffers.items() if item[0] not in part._non_persistent_buffers_set)
+                for name, tensor in (*part._parameters.items(), *kept):
+                    of_model = self.name(stage, f"{path}.{name}".lstrip("."))
+                    at, leaf = _place(whole, of_model)
                     if getattr(at, leaf, tensor) is not tensor:
-                        raise ValueError(f"{path}.{name} of stage {stage} has the name "
-                                         f"{self.name(stage, name)!r}, and so has another tensor: let names= "
-                                         "give each its own, the same for all holders of a stage")
+                        raise ValueError(f"{path}.{name} of stage {stage} has the name {of_model!r}, and so has "
+                                         "another tensor: let names= give each its own, the same for all holders "
+                                         "of a stage")
                     if name in part._parameters:
                         at.register_parameter(leaf, part._parameters[name])
                     else:
-                        at.register_buffer(leaf, tensor, name not in part._non_persistent_buffers_set)
+                        at.register_buffer(leaf, tensor)
         return whole
 
     def state(self) -> Dict[str, Any]:

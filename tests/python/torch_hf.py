@@ -48,7 +48,7 @@ OTHERS = {"Mistral": {}, "Qwen2": {}, "Qwen3": {"head_dim": 8}, "Gemma2": {"head
 
 
 def parts_costs(dense):
-    """Of a model whose first layers are dense, in parts."""
+    """Costs of a model whose first layers are dense, in parts."""
     parts = {"attn_f": 10, "attn_b": 12, "attn_w": 5, "mlp_f": 9, "mlp_b": 9, "mlp_w": 8}
     moe = {**parts, "dispatch_f": 6, "combine_f": 9, "dispatch_b": 9, "combine_b": 6}
     layers = [{"name": "dense", "repeat": dense, "dense": parts}] * (dense > 0)
@@ -82,7 +82,7 @@ def loss_fn(logits, labels):
 
 
 def prepare(model, options):
-    """What a user does to a model: `options` has "checkpoint", "compile", "dropout"."""
+    """Does to a model what its user may: `options` has "checkpoint", "compile", "dropout"."""
     if "checkpoint" in options:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     for layer in model.model.layers if "compile" in options else ():
@@ -125,7 +125,7 @@ def parts_of(options, number=None):
 
 
 def reference(name, options):
-    """Of each step loss and norm, and its gradients; the weights after the last."""
+    """Returns loss and norm of each step, its gradients, and the weights after the last."""
     model = model_of(name, **config_of(options))
     prepare(model, options)
     optimizer, found, grads = optimizer_of(model.parameters()), [], []

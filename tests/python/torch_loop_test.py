@@ -1,4 +1,4 @@
-"""What a training loop does around step(): its rows, the mean loss, the norm over all ranks, added losses, names of
+"""A training loop around step(): its rows, the mean loss, the norm over all ranks, added losses, names of
 the whole model, and states that go to another schedule, against one process."""
 
 import io

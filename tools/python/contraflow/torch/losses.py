@@ -12,7 +12,7 @@ from .links import Links
 
 
 class Losses:
-    """Of the last step of a rank."""
+    """The losses of the last step of a rank."""
 
     def __init__(self, links: Links, device: torch.device, microbatches: int) -> None:
         self._links, self._device, self._microbatches = links, device, microbatches
@@ -28,7 +28,7 @@ class Losses:
         current.set(None)
 
     def mean(self, added: bool) -> torch.Tensor:
-        """Over all micro-batches of the pipeline."""
+        """Returns the mean over all micro-batches of the pipeline."""
         total = torch.zeros((), dtype=torch.float64, device=self._device)
         for loss in self.added if added else self._losses:
             total += loss.to(total)

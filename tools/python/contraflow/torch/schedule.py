@@ -186,12 +186,12 @@ class PlanSchedule:
         self._state.load(state, strict)
 
     def optimizer_state_dict(self, optimizer: torch.optim.Optimizer) -> Dict[str, Any]:
-        """What an optimizer has for the parameters of this rank, by their names in the whole model, for
+        """Returns what an optimizer has for the parameters of this rank, by their names in the whole model, for
         torch.distributed.checkpoint. Needs torch 2.5."""
         return self._state.optimizer_state(optimizer)
 
     def load_optimizer_state_dict(self, optimizer: torch.optim.Optimizer, state: Dict[str, Any]) -> None:
-        """The inverse of it."""
+        """Gives an optimizer what `optimizer_state_dict` returned."""
         self._state.load_optimizer_state(optimizer, state)
 
     def _run(self, operations: Operations, args: Tuple[Any, ...], target: Any, return_outputs: bool,

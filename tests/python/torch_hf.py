@@ -341,6 +341,8 @@ def main():
             jobs += [(name, schedule, text, ("experts", *(("meta",) if schedule == "auto" else ())))]
             if name in ("Mixtral", "GptOss") and schedule in ("1f1b", "dualpipe"):
                 jobs += [(name, schedule, text, ("experts", "router"))]
+            if name == "Llama" and schedule != "auto":
+                jobs += [(name, schedule, text, ("experts", "tied"))]
     expect_success(run_processes(RANKS, work, jobs, limit=1200.0))
     print(f"{len(jobs)} trainings as one process")
 

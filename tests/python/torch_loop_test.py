@@ -1,4 +1,4 @@
-"""What a training loop does around step(): its rows, the mean loss, the norm over all ranks, added losses, names of
+"""A training loop around step(): its rows, the mean loss, the norm over all ranks, added losses, names of
 the whole model, and states that go to another schedule, against one process."""
 
 import io
@@ -246,8 +246,8 @@ def experts_over_a_group(rank):
         for value, part in zip((own, optimizer.state[own]["exp_avg"]), parts):
             assert value.shape[0] == count and part[0].any() and not torch.equal(*part)
             assert torch.equal(value, torch.cat(part)[begin:begin + count]), (spread, value)
-    schedule.load_state_dict({"stage.0.weights": torch.ones(4, 1, 1) * torch.arange(4.).view(4, 1, 1).expand(4, WIDTH, WIDTH),
-                              "stage.0.bias": torch.zeros(WIDTH)})  # of a whole model
+    whole = torch.arange(4.0).view(4, 1, 1).expand(4, WIDTH, WIDTH)
+    schedule.load_state_dict({"stage.0.weights": whole, "stage.0.bias": torch.zeros(WIDTH)})
     assert own[:, 0, 0].tolist() == [2 * rank, 2 * rank + 1], own[:, 0, 0]
     try:
         schedule.load_state_dict({"stage.0.weights": torch.ones(3, WIDTH, WIDTH)}, strict=False)
@@ -318,6 +318,14 @@ class LoopTest(unittest.TestCase):
         self.assertEqual(middle.rows((x, {"y": x})), (None, {"y": None}))
         with self.assertRaisesRegex(ValueError, "does not chunk into 6 micro-batches of the same size"):
             batch.rows((x[:11], x))
+
+    def test_names_of_two_tensors(self):
+        dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+        plan = plan_of("interleaved-1f1b", 1, {"chunks": 2})
+        schedule = PlanSchedule(plan, {0: Block(0), 1: Block(1)}, loss_fn, names=lambda stage, name: name)
+        with self.assertRaisesRegex(ValueError, "norm.weight of stage 1 has the name 'norm.weight', and so has another"):
+            schedule.state_dict()
+        dist.destroy_process_group()
 
     def test_added_losses(self):
         with self.assertRaisesRegex(ValueError, r"a scalar loss, got a tensor of shape \[2\]"):

@@ -148,7 +148,8 @@ def decoders(rank):
             found = {n: p.grad for s in stages.values() for n, p in s.named_parameters()}
             for n, grad in found.items():
                 expected = grads[n.replace("lm_head", "model.embed_tokens") if tied else n]
-                torch.testing.assert_close(grad, expected, rtol=1e-5, atol=1e-7, msg=lambda text: f"{plan} {n} {text}")
+                torch.testing.assert_close(grad, expected, rtol=1e-5, atol=1e-7,
+                                           msg=lambda text: f"{plan} {n} {text}")
             names = [None, None]
             dist.all_gather_object(names, [*schedule.state_dict()])
             assert {*names[0], *names[1]} == {*model.state_dict()}, names

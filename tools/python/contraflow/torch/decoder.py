@@ -53,7 +53,7 @@ class Decoder:
         return self._stage(begin, count, number == 0, number == len(self._sizes) - 1)
 
     def layers(self, number: int, group: Any, capacity: Optional[int]) -> nn.Module:
-        """The stage in layers of parts, with the experts of this process, for plans of level component."""
+        """Returns the stage in layers of parts, with the experts of this process, for plans of level component."""
         begin, count = sum(self._sizes[:number]), self._sizes[number]
         stage: Any = self.stage(number)
         keywords, layers = _Keywords(stage.model, count), stage.model.layers
@@ -164,7 +164,7 @@ class _Block:
 
 
 class _Keywords:
-    """What a model gives each of its layers beside its input: masks, positions and tables."""
+    """Masks, positions and tables, as a model gives them to each of its layers."""
 
     def __init__(self, core: Any, count: int) -> None:
         self._core, self._count, self._last = _copy(core), count, None  # type: Any, int, Any
@@ -172,7 +172,7 @@ class _Keywords:
         self.mask: Any = None  # that of step(), of the last ones
 
     def of(self, number: int, x: torch.Tensor, kwargs: Dict[str, Any]) -> Dict[str, Any]:
-        """Of a layer of the stage. Layers of one micro-batch follow each other."""
+        """Returns those of a layer of the stage. Layers of one micro-batch follow each other."""
         form = x.shape, x.dtype, x.device, torch.is_grad_enabled()
         known = self._last is not None and self._last[0] == form and self._last[1].keys() == kwargs.keys() and all(
             value is self._last[1][name] for name, value in kwargs.items())
@@ -246,7 +246,7 @@ class _Entry:
 
 
 def _copy(module: Any) -> Any:
-    """A module with the parameters and modules of another one, of which it may have others."""
+    """Returns a module with the parameters and modules of another one, of which it may get others."""
     made = copy.copy(module)
     for name, value in module.__dict__.items():
         if name.startswith("_") and isinstance(value, (dict, set)):
@@ -255,7 +255,7 @@ def _copy(module: Any) -> Any:
 
 
 def _config(config: Any, begin: int, count: int) -> Any:
-    """As if the model had but these layers: models count them from 0."""
+    """Returns the configuration of a model with these layers alone, which it counts from 0."""
     made = copy.copy(config)
     for name, value in (("num_hidden_layers", max(1, count)), ("layer_types", None)):
         if getattr(config, name, None) is not None:

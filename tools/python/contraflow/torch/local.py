@@ -71,6 +71,12 @@ class LocalLinks:
     def broadcast(self, tensor: torch.Tensor, group: LocalSum) -> None:
         tensor.copy_(group.copies(tensor)[0])
 
+    def combine(self, tensor: torch.Tensor, op: Any) -> None:
+        group = self.sum_group(self.ranks)
+        if group is not None:
+            copies = torch.stack(group.copies(tensor))
+            tensor.copy_(copies.amax(0) if op == dist.ReduceOp.MAX else copies.sum(0))
+
     def gather(self, value: Any) -> List[Any]:
         """The values of all ranks, each of which calls it."""
         self._rounds += 1

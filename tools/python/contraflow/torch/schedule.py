@@ -111,9 +111,9 @@ class PlanSchedule:
                       for s in plans.completion_order(plan.programs[self.rank])}
         self._tied = {ranks: (GradientSum(None, links.sum_group(ranks), divisor), places)
                       for ranks, places in sorted(tied.items())}
-        self._state = State(links, dict(sorted(modules.items())), holders, names,
+        self._state = State(links, self._device, dict(sorted(modules.items())), holders, names,
                             self._spread if len(experts) > 1 else frozenset(), expert_parallel)
-        self._losses = Losses(links, plan.microbatches)
+        self._losses = Losses(links, self._device, plan.microbatches)
         self._walk = Walk(plan, program, self._stages, self._sums, links, self._device,
                           variable_shapes=variable_shapes, overlap=overlap, on_step=on_step,
                           explain=self._explain, timing_every=timing_every)
@@ -189,12 +189,12 @@ class PlanSchedule:
         self._state.load(state, strict)
 
     def optimizer_state_dict(self, optimizer: torch.optim.Optimizer) -> Dict[str, Any]:
-        """What an optimizer has for the parameters of this rank, by their names in the whole model, for
+        """Returns what an optimizer has for the parameters of this rank, by their names in the whole model, for
         torch.distributed.checkpoint. Needs torch 2.5."""
         return self._state.optimizer_state(optimizer)
 
     def load_optimizer_state_dict(self, optimizer: torch.optim.Optimizer, state: Dict[str, Any]) -> None:
-        """The inverse of it."""
+        """Gives an optimizer what `optimizer_state_dict` returned."""
         self._state.load_optimizer_state(optimizer, state)
 
     def _run(self, operations: Operations, args: Tuple[Any, ...], target: Any, return_outputs: bool,

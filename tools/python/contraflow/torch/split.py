@@ -19,7 +19,7 @@ def split(model: nn.Module, plan: cf.Plan, rank: int, *, layers: Union[int, str,
           expert_parallel: Any = None, capacity: Optional[int] = None,
           init: Optional[Callable[[nn.Module], object]] = None,
           device: Union[torch.device, str, None] = None) -> Dict[int, nn.Module]:
-    """{stage: module} of a rank, for PlanSchedule. Parameters and buffers keep the names that they have in the
+    """Returns {stage: module} of a rank, for PlanSchedule. Parameters and buffers keep the names that they have in the
     model, and are those of the model itself: nothing is copied, and what the rank does not hold is freed with it.
 
     model    a torch.nn.Sequential, or a decoder of the form that Hugging Face's have: `model.embed_tokens`,
@@ -104,7 +104,7 @@ class _Stage(nn.Sequential):
 
 
 def _tensors(module: nn.Module) -> Iterator[Tuple[str, Place, torch.Tensor]]:
-    """(name, place, tensor), also those that several places share."""
+    """Yields (name, place, tensor), also those that several places share."""
     for path, part in module.named_modules(remove_duplicate=False):
         for name, tensor in (*part._parameters.items(), *part._buffers.items()):
             if tensor is not None:
@@ -143,7 +143,7 @@ def _materialise(stages: Dict[int, nn.Module], cut: Union[_Sequential, Decoder],
                         unsaved.add(part)
                 (part._parameters if parameter else part._buffers)[name] = made[id(tensor)]  # type: ignore[assignment]
         for name, part in list(stage.named_modules()):
-            # What no state dict has must be made here in any case.
+            # Tables that no state dict has must be made here in any case.
             if part in (fresh if init is None else unsaved) and not cut.init(part):
                 raise ValueError(f"{name} ({type(part).__name__}) of the model is on the meta device and has no "
                                  "reset_parameters: pass init=, or make its buffers outside of the meta device")

@@ -22,19 +22,18 @@ import tempfile
 import time
 import types
 
-from torch_model import (Block, Reference, batch, dist, expect_success, loss_fn, rows_of, run_processes,
-                         torch)
-
-RANKS, MICROBATCHES = 4, 8
-SCHEDULES = ("1f1b", "zb-1p", "dualpipe")
 _package = types.ModuleType("contraflow")  # without its compiled half
 _package.__path__ = [str(pathlib.Path(__file__).parents[2] / "tools/python/contraflow")]
 sys.modules["contraflow"] = _package
 
 import torch_layers  # noqa: E402
+from torch_model import (Block, Reference, batch, dist, expect_success, loss_fn, rows_of, run_processes,  # noqa: E402
+                         torch)
 
 from contraflow.torch import Links, PlanSchedule, run_local  # noqa: E402
 
+RANKS, MICROBATCHES = 4, 8
+SCHEDULES = ("1f1b", "zb-1p", "dualpipe")
 COMPONENTS = ("1f1b", "zb-1p", "zb-v", "dualpipe")
 
 Route = collections.namedtuple("Route", "ranks microbatches")

@@ -35,8 +35,10 @@ def trained(text, links, rank, **options):
     for _ in range(2):
         schedule.step(*[] if x is None else [x], target=target, losses=losses)
     schedule.eval(*[] if x is None else [x], target=target, losses=of_eval)
+    norm = schedule.clip_grad_norm_(0.5)
+    found = [schedule.loss(), norm]
     schedule.close()
-    return losses, of_eval, [p.grad for layers in stages.values() for layer in layers for p in layer.parameters()]
+    return losses, of_eval + found, [p.grad for layers in stages.values() for layer in layers for p in layer.parameters()]
 
 
 def over_gloo(rank, folder):

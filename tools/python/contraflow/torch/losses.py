@@ -7,7 +7,7 @@ from typing import Any, List, Optional, Tuple
 import torch
 import torch.distributed as dist
 
-from .links import Links
+from .local import AnyLinks
 
 
 class Losses:
@@ -15,7 +15,7 @@ class Losses:
 
     current: Optional[Losses] = None  # of the step that runs here
 
-    def __init__(self, links: Links, microbatches: int) -> None:
+    def __init__(self, links: AnyLinks, microbatches: int) -> None:
         self._links, self._microbatches = links, microbatches
         self._losses: List[torch.Tensor] = []
         self.added: List[torch.Tensor] = []

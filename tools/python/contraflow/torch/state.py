@@ -8,7 +8,7 @@ from typing import AbstractSet, Any, Callable, Dict, List, Mapping, Optional, Tu
 import torch
 import torch.distributed as dist
 
-from .links import Links
+from .local import AnyLinks
 from .sharded import local
 
 Names = Callable[[int, str], str]
@@ -22,7 +22,7 @@ class State:
     the whole model; None takes `stage.{stage}.{name}`, and the names of `split` as they are. `holders` are the
     ranks of each stage."""
 
-    def __init__(self, links: Links, modules: Dict[int, torch.nn.Module], holders: List[List[int]],
+    def __init__(self, links: AnyLinks, modules: Dict[int, torch.nn.Module], holders: List[List[int]],
                  names: Optional[Names], spread: AbstractSet[torch.Tensor], experts: Any) -> None:
         self._spread, self._experts = spread, experts
         self._place, self._parts = (dist.get_rank(experts), dist.get_world_size(experts)) if spread else (0, 1)

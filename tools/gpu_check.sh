@@ -229,7 +229,7 @@ prepare() {
       report programs FAILED "$pack is damaged: run tools/gpu_pack.sh again" $SECONDS
     fi
   elif [ -e "$root/lists/cases" ]; then
-    (cd "$root" && cp -r bin lib lists share tests version "$work") 2>>"$log" && return
+    (cd "$root" && cp -r bin lib lists share tests tools version "$work") 2>>"$log" && return
     report programs FAILED "what was unpacked in $root cannot be copied to ${TMPDIR:-/tmp}, see $log" $SECONDS
   elif command -v cmake >/dev/null && command -v nvcc >/dev/null; then
     if (cd "$root" && cmake --preset cuda && cmake --build "$build" -j "$(nproc)" \
@@ -237,7 +237,7 @@ prepare() {
       mkdir "$bin"
       for program in "${programs[@]}"; do ln -s "$build"/t*/"$program" "$bin"; done
       ln -s "$build/runtime/mlp_stages.so" "$build/tests/failing_stages.so" "$bin"
-      ln -s "$root/tests" "$work"
+      ln -s "$root"/{tests,tools} "$work"
       return
     fi
     report programs FAILED "cannot be built, see $log" $SECONDS
@@ -351,6 +351,10 @@ custom_stages() { # stages of a library: as on one rank, and the same bits under
   done
   echo "note: $first"
 }
+torch() { # contraflow.torch, where python3 has torch for this GPU
+  command -v python3 >/dev/null || { echo "SKIP: no python3 on the PATH" && return 77; }
+  python3 "$work/tests/python/torch_gpu.py" "$bin/contraflow" --json "$results"
+}
 # For the kernels that are ours; small shapes, as each access is looked at. cuDNN asks partitions for what they
 # cannot say, and does without: its calls are not looked at.
 sanitize() { # TOOL COMMAND...
@@ -393,7 +397,7 @@ profile() { # FAMILY KERNELS UNIT TARGET: what ncu says of three launches, as fi
       "$(awk "BEGIN { print ${target:-0} ? $value / ${target:-1} : \"null\" }")"
   done
 }
-export -f plan train gradients repeats fastest matmul_choices resumed custom_stages sanitize sanitize_step allowed profile figure libraries
+export -f plan train gradients repeats fastest matmul_choices resumed custom_stages torch sanitize sanitize_step allowed profile figure libraries
 export bin work script results
 
 list_cases() { "$bin/contraflow_gpu_test" --list-test-cases --no-version 2>>"$log"; }
@@ -440,6 +444,7 @@ correctness() {
     part "nccl-one-gpu $name" 60 "$work/tests/runtime/nccl/nccl_one_gpu_test.sh" "$bin/contraflow" \
       "$bin/contraflow-run" $name
   done
+  part torch 300 torch
   await 0
   at_once 3
   for tool in memcheck racecheck synccheck; do

@@ -86,6 +86,7 @@ class Machine:
         self.local = threading.local()
         self.memory, self.freed, self.races = {}, {}, []
         self.operations = 0
+        self.ran = {}  # by name of an operation of torch: the streams it ran on
         self.stopped = set()  # names of threads whose events are not done any more
         self.time = 0.0
         self.api = self
@@ -183,6 +184,7 @@ class Machine:
             return  # a view
         name = f"{self.label()} ({schema.name.replace('aten::', '')})"
         with self.lock:
+            self.ran.setdefault(schema.name.replace("aten::", ""), set()).add(stream.name)
             self.find_freed()
             tick = self.begin(stream, name)
             for x in read:

@@ -4,7 +4,7 @@ component run on streams, over NCCL with two processes and with ranks that are t
 are those of level comm, and layers that take a known time show how much of the all-to-alls is hidden. Prints a line of
 JSON for each figure. It needs torch and the program `contraflow`, but not the compiled Python module.
 
-    python3 tests/python/torch_gpu.py build/release/tools/contraflow [--backend gloo] [--megabytes N]
+    python3 tests/python/torch_gpu.py build/release/tools/contraflow [--backend gloo] [--megabytes N] [--json FILE]
 
 With gloo it runs on the CPU. Without a GPU it says SKIP and exits with 77. Every process claims to be a
 machine of its own, since NCCL refuses two ranks on one GPU: times of messages mean nothing here.
@@ -14,6 +14,7 @@ import argparse
 import collections
 import datetime
 import json
+import os
 import pathlib
 import re
 import subprocess
@@ -22,19 +23,18 @@ import tempfile
 import time
 import types
 
-from torch_model import (Block, Reference, batch, dist, expect_success, loss_fn, rows_of, run_processes,
-                         torch)
-
-RANKS, MICROBATCHES = 4, 8
-SCHEDULES = ("1f1b", "zb-1p", "dualpipe")
 _package = types.ModuleType("contraflow")  # without its compiled half
 _package.__path__ = [str(pathlib.Path(__file__).parents[2] / "tools/python/contraflow")]
 sys.modules["contraflow"] = _package
 
 import torch_layers  # noqa: E402
+from torch_model import (Block, Reference, batch, dist, expect_success, loss_fn, rows_of, run_processes,  # noqa: E402
+                         torch)
 
 from contraflow.torch import Links, PlanSchedule, run_local  # noqa: E402
 
+RANKS, MICROBATCHES = 4, 8
+SCHEDULES = ("1f1b", "zb-1p", "dualpipe")
 COMPONENTS = ("1f1b", "zb-1p", "zb-v", "dualpipe")
 
 Route = collections.namedtuple("Route", "ranks microbatches")
@@ -84,6 +84,14 @@ class Scale(torch.nn.Module):
 
 def say(figure, **values):
     print(json.dumps({"part": "torch-nccl", "figure": figure, **values}), flush=True)
+    if "CONTRAFLOW_FIGURES" in os.environ:  # in the form of gpu_check.sh
+        target = values.get("predicted")
+        line = {"part": os.environ.get("part_name", "torch"),
+                "figure": figure + "".join(f", {values[key]}" for key in ("schedule", "max_ctas") if key in values),
+                "value": values["value"], "unit": values["unit"], "target": target,
+                "ratio": target and round(values["value"] / target, 4)}
+        with open(os.environ["CONTRAFLOW_FIGURES"], "a") as file:
+            file.write(json.dumps(line, separators=(",", ":")) + "\n")
 
 
 def difference(found, expected):
@@ -336,7 +344,10 @@ def main():
     parser.add_argument("contraflow", help="the program, which makes the plans")
     parser.add_argument("--backend", choices=("nccl", "gloo"), default="nccl")
     parser.add_argument("--megabytes", type=int, default=64, help="of a large message")
+    parser.add_argument("--json", help="a file that gets a line for each figure, as tools/gpu_check.sh has them")
     arguments = parser.parse_args()
+    if arguments.json:
+        os.environ["CONTRAFLOW_FIGURES"] = arguments.json
     if arguments.backend == "nccl" and not (dist.is_nccl_available() and has_gpu()):
         print("SKIP: there is no GPU, or this torch has no NCCL")
         sys.exit(77)

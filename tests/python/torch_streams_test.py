@@ -223,6 +223,8 @@ class StreamsTest(unittest.TestCase):
                     for name, grad in grads.items():
                         self.assertTrue(torch.equal(grad, right_grads[name]), name)
                 self.assertEqual([], list(dict.fromkeys(machine.races))[:8], len(machine.races))
+                for loss in ("mse_loss", "mse_loss_backward"):
+                    self.assertTrue(machine.ran[loss] <= {"rank 0 stream", "rank 1 stream"}, machine.ran[loss])
 
     def test_removed_events(self):
         for text in [SMALL, FEW[0][0][0]] + [both[0] for both, _ in plans()] if self.full else [SMALL]:

@@ -67,6 +67,7 @@ stand_in path/ncu 'cat <<END
     Compute (SM) Throughput   %        83.20
 END'
 stand_in path/nvidia-smi 'echo a GPU'
+stand_in path/python3 '[[ $1 != */tests/python/torch_gpu.py ]] || { [ "$3" = --json ] && exit; }' 'exec /usr/bin/python3 "$@"'
 stand_in path/ldd 'exit 0'
 stand_in tests/runtime/nccl/nccl_one_gpu_test.sh 'echo "SKIP: no sockets"' 'exit 77'
 
@@ -74,7 +75,7 @@ check 0
 results >"$work/well"
 part_of_both='"part":"\(gpu\|libraries\)"'
 for part in libraries partitions probe-nccl gradients-{dualpipe,zb-1p,1f1b,real-size,groups,clipped} repeats resumed custom-stages \
-  gradients-dualpipe-streams 'memcheck experts' 'racecheck step' experts norms dualpipe-4-16 ncu-experts; do
+  gradients-dualpipe-streams torch 'memcheck experts' 'racecheck step' experts norms dualpipe-4-16 ncu-experts; do
   shows "{\"part\":\"$part\",\"status\":\"ok\""
 done
 shows '{"part":"gpu","status":"ok","reason":"a GPU, 132 SMs; targets are '
@@ -231,6 +232,7 @@ stand_in bin/contraflow-run 'echo "contraflow-run: error: no CUDA device: no dri
 stand_in path/compute-sanitizer 'while [ "$1" != 9 ]; do shift; done; shift; exec "$@"'
 stand_in bin/contraflow-run-cuda 'echo "error: no CUDA device: no driver" >&2; exit 1'
 stand_in path/ncu 'exec "${@: -2}"'
+stand_in path/python3 '[[ $1 != */torch_gpu.py ]] || { echo "SKIP: there is no GPU" && exit 77; }' 'exec /usr/bin/python3 "$@"'
 check 77
 shows '{"part":"gradients-1f1b","status":"SKIP","reason":"no GPU: no driver"'
 shows '{"part":"gpu","status":"SKIP","reason":"no GPU: no driver"'

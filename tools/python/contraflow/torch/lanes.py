@@ -169,10 +169,11 @@ class _Modes:
     def __init__(self) -> None:
         self._grad = torch.is_grad_enabled()
         self._cast: List[Tuple[str, Any]] = []
-        if torch.is_autocast_cpu_enabled():
-            self._cast.append(("cpu", torch.get_autocast_cpu_dtype()))
-        if torch.is_autocast_enabled():
-            self._cast.append(("cuda", torch.get_autocast_gpu_dtype()))
+        if hasattr(torch, "get_autocast_dtype"):
+            self._cast = [(device, torch.get_autocast_dtype(device)) for device in ("cpu", "cuda")
+                          if torch.is_autocast_enabled(device)]
+        elif torch.is_autocast_cpu_enabled():
+            self._cast = [("cpu", torch.get_autocast_cpu_dtype())]
         self._losses = losses.current.get()
 
     @contextlib.contextmanager

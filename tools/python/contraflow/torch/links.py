@@ -52,7 +52,8 @@ class Links:
             pairs.update((ranks[a], ranks[b]) for a, b in their_edges)
             sets.update(_all_holders(ranks, holders, copies) for holders in their_sums
                         for copies in copies_of.values())
-        limit = datetime.timedelta(seconds=timeout)
+        # NCCL ends the process without a report, so the watch of the schedule comes first.
+        limit = datetime.timedelta(seconds=timeout + (60.0 if _uses_nccl() else 0.0))
         self._edges = {pair: dist.new_group(sorted(pair), timeout=limit, pg_options=_options(limit))
                        for pair in sorted(pairs)}
         self._sums = {}

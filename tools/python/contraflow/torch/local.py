@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from typing import Any, Callable, Dict, Hashable, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Hashable, List, Optional, Sequence, Tuple, Union
 
 import torch
 import torch.distributed as dist
 
 from . import lanes
+from .links import Links
 
+AnyLinks = Union[Links, "LocalLinks"]
 Copy = Tuple[torch.Tensor, Any]  # what a rank gives away, and the event after which it is there
 
 
 class Job:
     """What the ranks share: values that one puts and another one takes, each once."""
 
-    def __init__(self, ranks: int, timeout: float = 300.0):
-        self.ranks, self.timeout = ranks, timeout
-        self.store = dist.HashStore()
+    def __init__(self, ranks: int, device: torch.device = torch.device("cpu"), timeout: float = 300.0):
+        self.ranks, self.device, self.timeout = ranks, device, timeout
+        self.store: Any = getattr(dist, "HashStore")()
         self._values: Dict[Hashable, Any] = {}
         self._changed = threading.Condition()
         self._failed: Optional[str] = None
@@ -50,7 +52,7 @@ class LocalLinks:
 
     def __init__(self, job: Job, rank: int):
         self.rank, self.ranks, self.replicas, self.experts = rank, list(range(job.ranks)), [rank], [rank]
-        self.timeout, self.store = job.timeout, job.store
+        self.device, self.timeout, self.store = job.device, job.timeout, job.store
         self._job, self._rounds = job, 0
         self._groups: Dict[Hashable, Any] = {}
 
@@ -66,16 +68,18 @@ class LocalLinks:
         if len(holders) == 1:
             return None
         name = "sum", tuple(sorted(holders))
-        return self._groups.setdefault(name, LocalSum(self._job, self.rank, name[1]))
+        group: LocalSum = self._groups.setdefault(name, LocalSum(self._job, self.rank, name[1]))
+        return group
+
+    def combine(self, tensor: torch.Tensor, op: Any) -> None:
+        """The sum or the maximum over all ranks, in place."""
+        group: Any = self.sum_group(self.ranks)
+        if group is not None:
+            every = torch.stack(group.copies(tensor))
+            tensor.copy_(every.sum(0) if op == dist.ReduceOp.SUM else every.amax(0))
 
     def broadcast(self, tensor: torch.Tensor, group: LocalSum) -> None:
         tensor.copy_(group.copies(tensor)[0])
-
-    def combine(self, tensor: torch.Tensor, op: Any) -> None:
-        group = self.sum_group(self.ranks)
-        if group is not None:
-            copies = torch.stack(group.copies(tensor))
-            tensor.copy_(copies.amax(0) if op == dist.ReduceOp.MAX else copies.sum(0))
 
     def gather(self, value: Any) -> List[Any]:
         """The values of all ranks, each of which calls it."""
@@ -169,8 +173,9 @@ def run_local(ranks: int, work: Callable[[LocalLinks], Any], *, device: Any = No
               links: Callable[[Job, int], LocalLinks] = LocalLinks) -> List[Any]:
     """Calls work(links) for each rank in a thread of its own, with `links` for its PlanSchedule, and returns
     the results by rank. On a GPU (`device`) each rank has a stream of its own."""
-    job, results, errors = Job(ranks, timeout), [None] * ranks, []
-    api = lanes.streams_of(torch.device("cpu" if device is None else device))
+    where = torch.device("cpu" if device is None else device)
+    job, results, errors = Job(ranks, where, timeout), [None] * ranks, []
+    api = lanes.streams_of(where)
 
     def of_rank(rank: int) -> None:
         try:
@@ -178,11 +183,11 @@ def run_local(ranks: int, work: Callable[[LocalLinks], Any], *, device: Any = No
                 if api is not None:
                     # The engine's one thread for a GPU would run the backwards of all ranks one after another.
                     stack.enter_context(torch.autograd.set_multithreading_enabled(False))
-                    stack.enter_context(api.device(device))
-                    stack.enter_context(api.stream(api.Stream(device)))
+                    stack.enter_context(api.device(where))
+                    stack.enter_context(api.stream(api.Stream(where)))
                 results[rank] = work(links(job, rank))
                 if api is not None:
-                    api.current_stream(device).synchronize()
+                    api.current_stream(where).synchronize()
         except BaseException as error:
             errors.append(error)
             job.fail(f"rank {rank} failed: {error}")

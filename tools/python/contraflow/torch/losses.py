@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from contextvars import ContextVar
-from typing import Any, List, Optional, Tuple
+from typing import TYPE_CHECKING, Any, List, Optional, Tuple
 
 import torch
 import torch.distributed as dist
 
-from .links import Links
+if TYPE_CHECKING:
+    from .local import AnyLinks
+
 
 
 class Losses:
     """The losses of the last step of a rank."""
 
-    def __init__(self, links: Links, device: torch.device, microbatches: int) -> None:
+    def __init__(self, links: AnyLinks, device: torch.device, microbatches: int) -> None:
         self._links, self._device, self._microbatches = links, device, microbatches
         self._losses: List[torch.Tensor] = []
         self.added: List[torch.Tensor] = []

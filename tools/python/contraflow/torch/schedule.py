@@ -18,7 +18,7 @@ from .batch import Batch, ChunkSpec
 from .layered_stage import LayeredStage
 from .layers import Layers
 from .links import Links, default_device, gather, members
-from .local import LocalLinks
+from .local import AnyLinks
 from .losses import Losses
 from .program import RankProgram
 from .reduce import GradientSum, spread_parameters, tied_ranks
@@ -73,7 +73,7 @@ class PlanSchedule:
                  grad_reduce: Optional[Callable[[int, torch.nn.Module], Any]] = None, scale_grads: bool = True,
                  on_step: Optional[Callable[[int], Any]] = None, variable_shapes: bool = False,
                  keep_rng: bool = True, timeout: float = 300.0, annotate: bool = True,
-                 links: Union[Links, LocalLinks, None] = None, device: Union[torch.device, str, None] = None,
+                 links: Optional[AnyLinks] = None, device: Union[torch.device, str, None] = None,
                  chunk_spec: Optional[ChunkSpec] = None, names: Optional[Names] = None, timing_every: int = 0) -> None:
         modules: Any = {s: Layers(layers) if isinstance(layers, (list, tuple)) else layers
                         for s, layers in stages.items()} if isinstance(stages, dict) else stages

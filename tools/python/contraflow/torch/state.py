@@ -8,7 +8,7 @@ from typing import AbstractSet, Any, Callable, Dict, List, Mapping, Optional, Se
 import torch
 import torch.distributed as dist
 
-from .links import Links
+from .local import AnyLinks
 from .sharded import local
 
 Names = Callable[[int, str], str]
@@ -22,7 +22,8 @@ class State:
     ranks of each stage. Of the parameters `spread` each process of the group `experts` has a part, along their
     first dimension."""
 
-    def __init__(self, links: Links, device: torch.device, modules: Dict[int, torch.nn.Module], holders: List[List[int]],
+    def __init__(self, links: AnyLinks, device: torch.device, modules: Dict[int, torch.nn.Module],
+                 holders: List[List[int]],
                  names: Optional[Names], spread: AbstractSet[torch.Tensor], experts: Any) -> None:
         self._device, self._spread, self._experts = device, spread, experts
         self._links, self._modules, self._holders, self._names = links, modules, holders, names

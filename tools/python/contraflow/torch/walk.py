@@ -14,7 +14,8 @@ from . import lanes
 from . import program as plans
 from .lanes import StreamLanes, ThreadLanes
 from .layered_stage import LayeredStage
-from .links import Edge, Links, wait
+from .links import Edge, wait
+from .local import AnyLinks
 from .order import COMPUTE_LANE, Instruction, foreign, lane_of, mark_lane
 from .program import RankProgram, back_cell, forward_cell
 from .progress import Progress
@@ -39,7 +40,7 @@ class Walk:
     """
 
     def __init__(self, plan: cf.Plan, program: RankProgram, stages: Dict[int, Stage], sums: Dict[int, GradientSum],
-                 links: Links, device: torch.device, *, variable_shapes: bool, overlap: Optional[Overlap],
+                 links: AnyLinks, device: torch.device, *, variable_shapes: bool, overlap: Optional[Overlap],
                  on_step: Optional[Callable[[int], Any]], explain: Callable[[int, BaseException], str],
                  timing_every: int = 0) -> None:
         self.program, self.links = program, links

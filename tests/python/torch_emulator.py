@@ -56,7 +56,7 @@ class Event:
             self.machine.find_freed()
             stream.tick()
             self.clock = dict(stream.clock)
-            self.done, self.at = not self.machine.stopped, self.machine.now()
+            self.done, self.at = threading.current_thread().name not in self.machine.stopped, self.machine.now()
 
     def query(self):
         return self.done
@@ -86,7 +86,7 @@ class Machine:
         self.local = threading.local()
         self.memory, self.freed, self.races = {}, {}, []
         self.operations = 0
-        self.stopped = False  # events are not done
+        self.stopped = set()  # names of threads whose events are not done any more
         self.time = 0.0
         self.api = self
 

@@ -3,6 +3,7 @@ fails ends the others."""
 
 import tempfile
 import unittest
+import unittest.mock
 
 from torch_components_test import pair
 from torch_layers import batch, layers_of, loss_fn
@@ -54,6 +55,19 @@ class LocalTest(unittest.TestCase):
                 for one, other in zip(found[rank], expected[rank][at]):
                     self.assertEqual(len(one), len(other))
                     self.assertTrue(all(map(torch.equal, one, other)), (at, rank))
+
+    def test_buckets(self):
+        """Sums in small parts: the same bits."""
+        def work(links):
+            return trained(TEXTS[0], links, links.rank)
+        whole = run_local(2, work)
+        with unittest.mock.patch("contraflow.torch.reduce.BUCKET", 300):
+            parts = run_local(2, work)
+        for one, other in zip(whole, parts):
+            self.assertTrue(all(map(torch.equal, one[-1], other[-1])))
+            few, many = ({getattr(g, "untyped_storage", g.storage)().data_ptr() for g in grads[-1]}
+                         for grads in (one, other))
+            self.assertGreater(len(many), len(few))
 
     def test_failure(self):
         plan = cf.compile("1f1b", ranks=2, microbatches=4)

@@ -17,6 +17,7 @@ import torch
 
 from . import losses
 from .order import COMPUTE_LANE, EXCHANGE_LANE
+from .progress import Progress
 
 GRACE = 4.0  # seconds that a step has to end by itself after a lane failed
 Run = Callable[[int], None]  # runs the operation at a position
@@ -117,21 +118,21 @@ class StreamLanes:
 
     failed = None
 
-    def __init__(self, lanes: Sequence[Hashable], awaited: Sequence[Sequence[int]], device: torch.device):
-        self.lanes, self.awaited = list(lanes), [list(k) for k in awaited]
+    def __init__(self, lanes: Sequence[Hashable], awaited: Sequence[Sequence[int]], device: torch.device,
+                 progress: Progress):
+        self.lanes, self.awaited, self._progress = list(lanes), [list(k) for k in awaited], progress
         api = streams_of(device)
         self._device, self._api = device, api
         self._streams = {lane: api.Stream(device, priority=-1 if lane == EXCHANGE_LANE else 0)
                          for lane in dict.fromkeys(lanes) if lane != COMPUTE_LANE}
-        awaiting = {other for others in self.awaited for other in others}
-        self._events = {position: api.Event() for position in sorted(awaiting)}
         self._ends = {lane: api.Event() for lane in (COMPUTE_LANE, *self._streams)}
         self._position = 0
+        self._turn, self._compute = api.Event(), api.current_stream(device)
 
     def run(self, run: Run) -> None:
         """One step: all that it does is issued when this returns."""
         api, current = self._api, self._api.current_stream(self._device)
-        streams = {**self._streams, COMPUTE_LANE: current}
+        streams, self._compute = {**self._streams, COMPUTE_LANE: current}, current
         self._ends[COMPUTE_LANE].record(current)
         for lane, stream in self._streams.items():
             stream.wait_event(self._ends[COMPUTE_LANE])
@@ -139,16 +140,27 @@ class StreamLanes:
             self._position, stream = position, streams[lane]
             with api.stream(stream):
                 for other in self.awaited[position]:
-                    stream.wait_event(self._events[other])
+                    stream.wait_event(self._progress.event(other))
                 run(position)
-                if position in self._events:
-                    self._events[position].record(stream)
+                self._progress.after(position, stream)
         for lane, stream in self._streams.items():
             self._ends[lane].record(stream)
             current.wait_event(self._ends[lane])
 
+    @contextlib.contextmanager
+    def computing(self) -> Iterator[None]:
+        """Enters compute in an operation of another lane, which goes on after it."""
+        here, compute = self._api.current_stream(self._device), self._compute
+        self._turn.record(here)
+        compute.wait_event(self._turn)
+        with self._api.stream(compute):
+            yield
+            self._turn.record(compute)
+        here.wait_event(self._turn)
+
     def places(self) -> List[Tuple[int, Optional[int]]]:
-        return [(self._position, None)]
+        """By lane: the operation that the GPU is at; that of the host where the GPU waits for it."""
+        return [(position, None) for position in self._progress.places() or [self._position]]
 
 
 class _Modes:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, FrozenSet, List, Optional, Tuple
+import contextlib
+from typing import Any, Callable, ContextManager, Dict, FrozenSet, Hashable, List, Optional, Sequence, Tuple
 
 import torch
 
@@ -24,6 +25,8 @@ class LayerCell:
     def __init__(self, stage: LayeredStage, cell: Cell, number: int, again: FrozenSet[str]):
         self._stage, self._cell, self._number, self.again = stage, cell, number, again
         self._parts = PARTS[stage.kinds[number]]
+        self.last_part = self._parts[-1]
+        self.last_lane = _lane(self.last_part)
         self.before: Optional[LayerCell] = None  # the layers beside it in the stage
         self.after: Optional[LayerCell] = None
         self.forget()
@@ -47,7 +50,7 @@ class LayerCell:
             self._deliver(name, island.forward(read), read, False)
             return read
         if self._stage.keep_rng:
-            self._random[name] = rng_state((*read, *self._stage.weights[:1]))
+            self._random[name] = rng_state(self._stage.device)
         with torch.no_grad():
             self._deliver(name, island.forward(read), read, False)
         island.inputs = ()
@@ -100,7 +103,10 @@ class LayerCell:
             island = self.islands.pop(part, None)
             if island is not None:
                 read += (*island.inputs, *island.grads)
-                island.weight(self._stage.weights)
+                weights, lane = self._stage.weights, _lane(part)
+                first = [p for p in weights if p.grad is None] if lane != COMPUTE_LANE else ()
+                island.weight(weights)
+                mark_lane([p.grad for p in first if p.grad is not None], (), lane)
         return tuple(read)
 
     def _take(self, name: str) -> Values:
@@ -160,6 +166,13 @@ class LayerCell:
         return attention, None
 
 
+def _to_send(tensors: Sequence[Any], lane: Hashable) -> Values:
+    """What a SEND takes as it is, so that it reads nothing of this lane after its message has left."""
+    made = tuple([y.contiguous() if torch.is_tensor(y) else y for y in tensors])
+    mark_lane(made, tensors, lane)
+    return made
+
+
 def _lane(name: str) -> str:
     return EXCHANGE_LANE if name in ("DISPATCH", "COMBINE") else COMPUTE_LANE
 
@@ -171,6 +184,8 @@ class LayeredStage(Stage):
     def __init__(self, number: int, layers: Layers, kinds: str, last: bool, loss_fn: Any, keep_rng: bool):
         super().__init__(number, layers, last, loss_fn, keep_rng=keep_rng)
         self.kinds = kinds
+        # Enters compute, for what belongs to it in an operation of another lane.
+        self.computing: Callable[[], ContextManager[None]] = contextlib.nullcontext
         begin, end = extra_layers(layers, kinds, self.first, last)
         modules = list(layers)
         self.modules_before, self.layers = modules[:begin], modules[begin:len(modules) - end]
@@ -191,40 +206,50 @@ class LayeredStage(Stage):
         return x
 
     def close_parts(self, cell: Cell, of_layer: LayerCell, out: Values, again: bool) -> None:
-        """After the last layer: hands its outputs to the next stage, or computes the loss."""
-        if self.last:
-            self._end(cell, of_layer, out, again)
+        """After the last layer: hands its outputs to the next stage. The loss is computed where the backward
+        begins, or at once where none follows."""
+        if self.last and not of_layer.islands:
+            with self.computing():
+                self._end(cell, Island(self._loss_of(cell)), out)
+        elif self.last:
+            if again or of_layer.last_part not in of_layer.again:
+                of_layer.given["END"] = out
         elif not again:
             self._outputs(out)
             cell.used = [differentiable(y) for y in out]
             cell.y_form = [(y.shape, y.dtype) for y in out if differentiable(y)]
             if cell.next is None:
-                cell.out = out
+                cell.out = _to_send(out, of_layer.last_lane)
             else:
                 cell.next.x = out
 
-    def _end(self, cell: Cell, of_layer: LayerCell, out: Values, again: bool) -> None:
+    def _loss_of(self, cell: Cell) -> Callable[..., Any]:
         def end(*values: Any) -> Any:
             result: Any = values[0] if len(values) == 1 else values
             for module in self._modules_after:
                 result = module(*spread(result))
-            if self.keep_output and not again:
+            if self.keep_output:
                 cell.output = result.detach() if torch.is_tensor(result) else result
+            trains = torch.is_grad_enabled()
             return self._outputs(self.loss_fn(result, *cell.target)) if cell.target or trains else ()
+        return end
 
-        trains = of_layer.islands.get("ATTN") is not None
-        island = Island(end)
+    def _end(self, cell: Cell, island: Island, out: Values) -> None:
         got = island.forward(out)
-        if trains:
-            of_layer.islands["END"] = island
+        if got:
             self.check_loss(got[0])
-        if got and not again:
             cell.loss = got[0].detach()
 
     def start_parts(self, cell: Cell, of_layer: LayerCell) -> Grads:
         """Gradients of the outputs of the last layer."""
         if self.last:
-            return of_layer.islands["END"].backward([self.start_grad(cell.loss)])
+            island = of_layer.islands["END"] = Island(self._loss_of(cell))
+            out = of_layer.given.pop("END")
+            with self.computing():
+                self._end(cell, island, out)
+                dx = island.backward([self.start_grad(cell.loss)])
+            mark_lane(dx, out, COMPUTE_LANE)
+            return dx
         dy: Any = cell.dy
         used: Any = cell.used
         cell.dy, grads = None, iter(dy)
@@ -233,5 +258,5 @@ class LayeredStage(Stage):
     def hand_back(self, cell: Cell, x: Values, dx: Grads) -> None:
         """Gradients of the inputs of the stage, to the stage before."""
         if not self.first:
-            self._hand_back(cell, [torch.zeros_like(of) if grad is None else grad
-                                   for of, grad in zip(x, dx) if differentiable(of)])
+            self._hand_back(cell, _to_send([torch.zeros_like(of) if grad is None else grad
+                                            for of, grad in zip(x, dx) if differentiable(of)], COMPUTE_LANE))

@@ -5,10 +5,12 @@ import torch
 from . import program as plans
 from . import sharded
 
+BUCKET = 100 * 2**20  # bytes that are summed at once, and stand beside the gradients
+
 
 def spread_parameters(module):
-    """Those of which each process of an expert group has others: of layers with `expert_parameters()`, and those
-    with the attribute `expert`."""
+    """The parameters of a module that are not the same in an expert group: `expert_parameters()` of layers, and
+    those with the attribute `expert`."""
     found = {p for p in module.parameters() if getattr(p, "expert", False)}
     for part in module.modules():
         if hasattr(part, "expert_parameters"):
@@ -49,10 +51,11 @@ class GradientSum:
                 p.grad = None
 
     def start(self):
-        """After the last weight gradient of the stage."""
+        """After the last weight gradient of the stage. Returns gradients of other lanes that are not needed any
+        more (order.mark_lane)."""
         if self._stage is not None and self._stage.sharded:
             sharded.reduce(self._stage.module)
-        alone, by_kind = [], {}
+        alone, by_kind, foreign = [], {}, []
         for p in self._weights:
             group = self._of_spread if p in self._spread else self._group
             if group is not None:
@@ -61,13 +64,20 @@ class GradientSum:
                 alone.append(sharded.local(p.grad))
         if self._divisor != 1 and alone:
             torch._foreach_div_(alone, float(self._divisor))
-        for group, params in by_kind.values():
-            flat = torch.cat([sharded.local(torch.zeros_like(p) if p.grad is None else p.grad).reshape(-1)
-                              for p in params])
-            self._going.append((group.allreduce([flat]), flat, params))
+        for group, every in by_kind.values():
+            for params in _buckets(every):
+                flat = torch.cat([sharded.local(torch.zeros_like(p) if p.grad is None else p.grad).reshape(-1)
+                                  for p in params])
+                for p, part in _parts(params, flat):
+                    if sharded.local(p) is p and p.is_contiguous():
+                        if hasattr(p.grad, "lane"):
+                            foreign.append(p.grad)
+                        p.grad = part  # its memory before is free for the next bucket
+                self._going.append((group.allreduce([flat]), flat, params))
         if self._hook is not None:
             self._wait()
             self._hook(self._stage.number, self._stage.module)
+        return foreign
 
     def finish(self):
         """Waits for the sum and adds it to what was in `.grad`."""
@@ -83,9 +93,30 @@ class GradientSum:
             work.wait()
             if self._divisor != 1:
                 flat.div_(float(self._divisor))
-            for p, part in zip(params, flat.split([sharded.local(p).numel() for p in params])):
+            for p, part in _parts(params, flat):
                 if p.grad is None:
                     p.grad = torch.empty_like(p)
                 grad = sharded.local(p.grad)
-                grad.copy_(part.view_as(grad))
+                if grad.data_ptr() != part.data_ptr():
+                    grad.copy_(part)
         self._going = []
+
+
+def _buckets(weights):
+    """The weights in parts of at most BUCKET bytes, or of one weight."""
+    bucket, size = [], 0
+    for p in weights:
+        count = sharded.local(p).numel() * p.element_size()
+        if bucket and size + count > BUCKET:
+            yield bucket
+            bucket, size = [], 0
+        bucket.append(p)
+        size += count
+    if bucket:
+        yield bucket
+
+
+def _parts(params, flat):
+    """Each weight with its part of a bucket."""
+    for p, part in zip(params, flat.split([sharded.local(p).numel() for p in params])):
+        yield p, part.view(sharded.local(p).shape)

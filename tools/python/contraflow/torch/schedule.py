@@ -18,6 +18,7 @@ from .batch import Batch, ChunkSpec
 from .layered_stage import LayeredStage
 from .layers import Layers
 from .links import Links, default_device, gather, members
+from .local import LocalLinks
 from .losses import Losses
 from .program import RankProgram
 from .reduce import GradientSum, spread_parameters, tied_ranks
@@ -48,8 +49,8 @@ class PlanSchedule:
     expert_parallel the processes that hold this rank in the pipelines that share its experts; gradients are
                     averaged over them, but those of parameters that are spread over them: `expert_parameters()`
                     of layers, and what has the attribute `expert`
-    grad_reduce     instead of data_parallel: grad_reduce(stage, module), called where the gradients of a stage are complete
-                    and summed over the ranks of this pipeline that hold it
+    grad_reduce     instead of data_parallel: grad_reduce(stage, module), called where the gradients of a stage are
+                    complete and summed over the ranks of this pipeline that hold it, and over expert_parallel
     scale_grads     divide gradients by the number of micro-batches
     on_step         on_step(stage), called at STEP, where the gradients of a stage are ready
     variable_shapes send the shapes of activations with each message, not only with the first
@@ -62,6 +63,7 @@ class PlanSchedule:
                     lists, tuples and dicts of these}; where it says nothing, rows decide
     names           names(stage, name) -> the name of a parameter or buffer in the whole model (None: as `split`
                     has it, else stage.{stage}.{name})
+    timing_every    on a GPU: time each instruction there in every so many steps, for trace() (0: never)
     """
 
     def __init__(self, plan: cf.Plan, stages: Mapping[int, StageLike], loss_fn: Optional[Callable[..., Any]] = None,
@@ -71,8 +73,8 @@ class PlanSchedule:
                  grad_reduce: Optional[Callable[[int, torch.nn.Module], Any]] = None, scale_grads: bool = True,
                  on_step: Optional[Callable[[int], Any]] = None, variable_shapes: bool = False,
                  keep_rng: bool = True, timeout: float = 300.0, annotate: bool = True,
-                 links: Optional[Links] = None, device: Union[torch.device, str, None] = None,
-                 chunk_spec: Optional[ChunkSpec] = None, names: Optional[Names] = None) -> None:
+                 links: Union[Links, LocalLinks, None] = None, device: Union[torch.device, str, None] = None,
+                 chunk_spec: Optional[ChunkSpec] = None, names: Optional[Names] = None, timing_every: int = 0) -> None:
         modules: Any = {s: Layers(layers) if isinstance(layers, (list, tuple)) else layers
                         for s, layers in stages.items()} if isinstance(stages, dict) else stages
         ranks = members(group) if links is None else links.ranks
@@ -114,12 +116,13 @@ class PlanSchedule:
         self._losses = Losses(links, self._device, plan.microbatches)
         self._walk = Walk(plan, program, self._stages, self._sums, links, self._device,
                           variable_shapes=variable_shapes, overlap=overlap, on_step=on_step,
-                          explain=self._explain)
+                          explain=self._explain, timing_every=timing_every)
         self._broken = self._closed = False
         self._stepping = threading.Lock()
         self._store = getattr(dist, "PrefixStore")(f"contraflow/{token}", links.store)
         self._batch = Batch(plan, self.rank, chunk_spec, variable_shapes, self._store)
-        self._watch = Watch(self._store, self.rank, plan.ranks, self._place)
+        self._watch = Watch(self._store, self.rank, plan.ranks, self._place,
+                            self._walk.stands_for if self._walk.has_gpu else None, self.links.timeout)
 
     # A step
 
@@ -285,13 +288,13 @@ class PlanSchedule:
 
     def _place(self) -> str:
         """What this rank is doing."""
-        if not self._walk.begun:
+        if not self._walk.begun and not self._walk.on_gpu():
             return "is at the beginning of a step" if self._stepping.locked() else "between steps"
         return self._walk.place()
 
     def trace(self, path: Union[str, os.PathLike[str]]) -> None:
-        """Writes the last step of all ranks as a trace. Every process calls it. Times are of the host: on
-        CUDA devices, when work was launched."""
+        """Writes the last step of all ranks as a trace. Every process calls it. On CUDA devices it is the last
+        step with timing (`timing_every`); without one, times are of the host, when work was launched."""
         if not self._walk.ends[-1]:
             raise RuntimeError("there is no step to trace yet")
         trace.write(path, self.plan, self.links, trace.spans(self._walk))

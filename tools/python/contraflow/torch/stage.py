@@ -77,6 +77,7 @@ class Stage:
         self.split, self.keep_rng = split, keep_rng
         self.one, self.told = None, False
         self.sharded = sharded.is_sharded(module)
+        self.device = next((t.device for t in (*module.parameters(), *module.buffers())), None)
         self.begin(False)
 
     def begin(self, keep_output):
@@ -97,7 +98,7 @@ class Stage:
         self._open(cell)
         if cell.again:
             if self.keep_rng:
-                cell.rng = rng_state((*cell.x, *self.weights[:1]))
+                cell.rng = rng_state(self.device)
             with torch.no_grad(), without_cast_cache():
                 self._close(cell, self.apply(cell))
         else:
@@ -279,10 +280,11 @@ def without_cast_cache():
         torch.set_autocast_cache_enabled(before)
 
 
-def rng_state(tensors):
-    """The state of the random numbers of the host, and of the device of the first tensor on one."""
-    device = next((x.device for x in tensors if torch.is_tensor(x) and x.is_cuda), None)
-    return torch.get_rng_state(), device, device and torch.cuda.get_rng_state(device)
+def rng_state(device):
+    """The state of the random numbers of the host, and of a GPU where that is the device."""
+    if device is None or device.type != "cuda":
+        return torch.get_rng_state(), None, None
+    return torch.get_rng_state(), device, torch.cuda.get_rng_state(device)
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ def spans(walk):
     the waiting before it; a RECV lasts until what needs it can begin."""
     since = time.time_ns() - time.perf_counter_ns()
     program, begins = walk.program.instructions, {}
-    for index, start, end in zip(walk.index_of, walk.starts, walk.ends):
+    for index, start, end in zip(walk.index_of, *walk.times()):
         begins.setdefault(index, (start, end))
     used = {recv: begins[index][0] for index, recvs in enumerate(walk.program.needs) for recv in recvs}
     return [(program[index], index, start + since, used.get(index, end) + since)

@@ -15,8 +15,9 @@ from . import program as plans
 from .lanes import StreamLanes, ThreadLanes
 from .layered_stage import LayeredStage
 from .links import Edge, Links, wait
-from .order import Instruction, foreign, lane_of, mark_lane
+from .order import COMPUTE_LANE, Instruction, foreign, lane_of, mark_lane
 from .program import RankProgram, back_cell, forward_cell
+from .progress import Progress
 from .reduce import GradientSum
 from .stage import Cell, Overlap, Stage
 
@@ -34,12 +35,13 @@ class Walk:
     variable_shapes, device, links
                     as in PlanSchedule
     explain         explain(position, error), for a lane that fails while another one cannot be woken
+    timing_every    as in PlanSchedule
     """
 
     def __init__(self, plan: cf.Plan, program: RankProgram, stages: Dict[int, Stage], sums: Dict[int, GradientSum],
                  links: Links, device: torch.device, *, variable_shapes: bool, overlap: Optional[Overlap],
-                 on_step: Optional[Callable[[int], Any]],
-                 explain: Callable[[int, BaseException], str]) -> None:
+                 on_step: Optional[Callable[[int], Any]], explain: Callable[[int, BaseException], str],
+                 timing_every: int = 0) -> None:
         self.program, self.links = program, links
         self._stages, self._sums, self._overlap, self._on_step = stages, sums, overlap, on_step
         self._device, self._variable_shapes = device, variable_shapes
@@ -47,9 +49,8 @@ class Walk:
         self._held: Dict[Optional[int], List[Any]] = {}  # by instruction: tensors of other lanes until it begins
         self._make_cells(plan)
         self._make_operations(plan)
-        self.lanes: Any = None
-        if program.order is not None:
-            self.lanes = self._make_lanes(explain)
+        self._progress: Optional[Progress] = None  # of a GPU
+        self.lanes: Any = self._make_lanes(explain, timing_every)
         self._at = -1
 
     def _make_cells(self, plan: cf.Plan) -> None:
@@ -88,7 +89,7 @@ class Walk:
             self.labels.append(plans.range_name(program[at]))
             complete = self.program.complete[at]
             if complete is not None and program[at].op != "REDUCE":
-                self.operations.append((None, self._sums[complete].start))
+                self.operations.append((None, functools.partial(self._start_sum, at, complete)))
                 self.index_of.append(at)
                 self.labels.append(f"PP:{complete}REDUCE_GRAD")
         self.forwards = self._make_forwards()
@@ -113,7 +114,11 @@ class Walk:
                 forwards.append((None, _skip))
         return forwards
 
-    def _make_lanes(self, explain: Callable[[int, BaseException], str]) -> Any:
+    def _make_lanes(self, explain: Callable[[int, BaseException], str], timing_every: int) -> Any:
+        if self.program.order is None:
+            if self._api is not None:
+                self._progress = Progress(self._api, self._device, [COMPUTE_LANE] * len(self.operations), timing_every)
+            return None
         position_of: Dict[int, int] = {}
         for position, at in enumerate(self.index_of):
             position_of.setdefault(at, position)
@@ -121,7 +126,12 @@ class Walk:
         of_lanes = [order.lanes[at] for at in self.index_of]
         awaited = [[position_of[k] for k in order.awaited[at]] for at in self.index_of]
         if self._api is not None:
-            return StreamLanes(of_lanes, awaited, self._device)
+            self._progress = Progress(self._api, self._device, of_lanes, timing_every)
+            streams = StreamLanes(of_lanes, awaited, self._device, self._progress)
+            for stage in self._stages.values():
+                if isinstance(stage, LayeredStage):
+                    stage.computing = streams.computing
+            return streams
         return ThreadLanes(of_lanes, awaited, explain)
 
     def _waiting(self, at: int, awaited: List[int]) -> Optional[Work]:
@@ -150,7 +160,7 @@ class Walk:
             return self._message(at, i)
         stage = self._stages[i.stage]
         if i.op == "REDUCE":
-            return self._sums[i.stage].start
+            return functools.partial(self._start_sum, at, i.stage)
         if i.op == "STEP":
             return lambda: self._step_of(i.stage)
         if i.op in plans.COMPONENTS:
@@ -199,6 +209,11 @@ class Walk:
                 mark_lane(cell.dy, (), lane)
         return work
 
+    def _start_sum(self, at: int, stage: int) -> None:
+        of_other_lanes = self._sums[stage].start()
+        if self.program.order is not None:
+            self._hold(at, of_other_lanes)
+
     def _step_of(self, stage: int) -> None:
         self._sums[stage].finish()
         if self._on_step is not None:
@@ -213,24 +228,34 @@ class Walk:
     def run(self, operations: Operations, annotated: bool) -> None:
         if annotated:
             operations = self._annotated(operations)
+        progress = self._progress
+        if progress is not None:
+            progress.begin(torch.is_grad_enabled())
         if self.lanes is not None:
             self.lanes.run(functools.partial(self._run_on_lane, operations))
             return
         starts, ends, clock = self.starts, self.ends, time.perf_counter_ns
+        stream = progress and self._api.current_stream(self._device)
         for at, (waiting, work) in enumerate(operations):
             if waiting is not None:
                 self._at = 2 * at
                 waiting()
             self._at = 2 * at + 1
+            if progress is not None:
+                progress.before(at, stream)
             starts[at] = clock()
             work()
             ends[at] = clock()
+            if progress is not None:
+                progress.after(at, stream)
 
     def _run_on_lane(self, operations: Operations, position: int) -> None:
         self._held.pop(self.index_of[position], None)
         waiting, work = operations[position]
         if waiting is not None:
             waiting()
+        if self._progress is not None:
+            self._progress.before(position, self._api.current_stream(self._device))
         self.starts[position] = time.perf_counter_ns()
         work()
         self.ends[position] = time.perf_counter_ns()
@@ -271,6 +296,24 @@ class Walk:
         """Drops the operations, and with them the process groups."""
         self.operations, self.forwards, self._edges, self._sums, self.lanes = [], [], {}, {}, None
 
+    def times(self) -> Tuple[List[int], List[int]]:
+        """When each operation began and ended, in ns of the performance counter: on the GPU in the last step with
+        timing, else in the last step, where the host was."""
+        on_gpu = self._progress.times() if self._progress is not None else None
+        return on_gpu or (self.starts, self.ends)
+
+    @property
+    def has_gpu(self) -> bool:
+        return self._progress is not None
+
+    def on_gpu(self) -> List[int]:
+        """The operations that a GPU is at."""
+        return self._progress.places() if self._progress is not None else []
+
+    def stands_for(self) -> float:
+        """For how many seconds a GPU has stood where it is; 0 where it waits for the host."""
+        return self._progress.stands_for() if self._progress is not None else 0.0
+
     @property
     def begun(self) -> bool:
         return self._at >= 0
@@ -286,6 +329,9 @@ class Walk:
 
     def place(self) -> str:
         """What this rank is doing in a step."""
+        on_gpu = self.on_gpu()
+        if on_gpu:
+            return "; ".join(self._place_of(at, not self.program.needs[self.index_of[at]]) for at in on_gpu)
         if self._at // 2 >= len(self.operations):
             return "waits at the end of the step for its messages and sums"
         if self.lanes is None:

@@ -31,11 +31,13 @@ class StepError(RuntimeError):
 
 class Watch:
     """Watches one step after another. `place` is a method that gives what this rank is doing in words;
-    the watch ends with its object."""
+    the watch ends with its object. On a GPU `stands_for` is one that gives for how many seconds it has stood where it
+    is, which is at most `timeout`; elsewhere the wait for a message fails by itself."""
 
-    def __init__(self, store, rank, ranks, place):
+    def __init__(self, store, rank, ranks, place, stands_for=None, timeout=None):
         self._store, self._rank, self._ranks = store, rank, ranks
         self._place = weakref.WeakMethod(place)
+        self._of_gpu, self._timeout = stands_for and weakref.WeakMethod(stands_for), timeout
         self._beat = 0
         self._active = self._failed = False
         self._thread = self._reason = None
@@ -98,9 +100,13 @@ class Watch:
                 return
             text = place()
             reason = None
+            stands_for = self._stands_for()
+            if stands_for > 0 and stands_for > self._timeout:
+                late = f"no progress on the GPU for {stands_for:.0f} s"
+                _end_process(f"rank {self._rank}: {text}: {late}\n{self.fail(late)}")
             try:
                 self._post(text)
-                if self._active and self._store.add("failures", 0) > 0:
+                if (self._active or stands_for > 0) and self._store.add("failures", 0) > 0:
                     reason = self._reason = self._store.get("reason").decode()
                     self._read()
             except RuntimeError:
@@ -113,17 +119,24 @@ class Watch:
                 self._end_unless_it_moves(place, text, reason)
             del place
 
+    def _stands_for(self):
+        of_gpu = self._of_gpu and self._of_gpu()
+        return of_gpu() if of_gpu else 0.0
+
     def _end_unless_it_moves(self, place, text, reason):
         end = time.monotonic() + GRACE
         while time.monotonic() < end:
             time.sleep(0.1)
-            if not self._active or place() != text:
+            if not self._active and not self._stands_for() or place() != text:
                 return
             try:
                 self._post(text)
             except RuntimeError:
                 pass  # that is the reason
-        sys.stderr.write(f"rank {self._rank}: {text}\nanother rank failed: {reason}\n"
-                         "the step does not end by itself, so this process ends\n")
-        sys.stderr.flush()
-        os._exit(1)
+        _end_process(f"rank {self._rank}: {text}\nanother rank failed: {reason}")
+
+
+def _end_process(report):
+    sys.stderr.write(f"{report}\nthe step does not end by itself, so this process ends\n")
+    sys.stderr.flush()
+    os._exit(1)

@@ -119,6 +119,7 @@ def trained(family, plan, sizes, rank, expert, pipeline, group, capacity=None):
     grads = {name: (p.grad, schedule.is_spread(p)) for name, p in schedule.named_parameters()}
     state = schedule.state_dict()
     assert all(hasattr(state[name], "placements") == spread for name, (_, spread) in grads.items())
+    assert all((".experts." in name) == schedule.is_spread(p) for name, p in schedule.named_parameters()), list(grads)
     schedule.close()
     return losses, grads
 

@@ -2,13 +2,17 @@
 process; blocks of torchtitan's form in parts; and gradients of plans over an expert group."""
 
 import sys
+import threading
+import unittest.mock
 
 from torch_layers import batch as layer_batch
 from torch_layers import layers_of, loss_fn, reference
 from torch_model import dist, expect_success, rows_of, run_processes, torch
 
 import contraflow as cf
-from contraflow.torch import AllToAll, PlanSchedule, TokenDispatcher, from_moe_block
+from contraflow.torch import AllToAll, Links, PlanSchedule, TokenDispatcher, from_moe_block
+from contraflow.torch.layers import Layers
+from contraflow.torch.moe_blocks import _product
 
 WIDTH, EXPERTS, K = 8, 6, 2
 ROWS = [[0, 3, 1], [2, 0, 0], [0, 1, 4]]  # that process i sends to process j
@@ -112,6 +116,25 @@ def dispatches(me, size):
             raise AssertionError("not refused: " + text)
 
 
+def products(me, _):
+    """Rows times the matrix of their expert, also where torch has no product of groups: here, of odd sizes."""
+    for size, out in ((8, 12), (7, 5)):
+        for counts in ([2, 0, 5, 1], [0, 0, 0, 0], [3, 3, 3, 3]):
+            rows, weights = torch.randn(sum(counts), size), torch.randn(4, size, out)
+            expected = torch.cat([part @ w for part, w in zip(rows.split(counts), weights)])
+            grad = torch.randn(expected.shape)
+            given = [None] if counts == [3, 3, 3, 3] else []
+            for count in (torch.tensor(counts), *given):
+                x, w = rows.clone().requires_grad_(), weights.clone().requires_grad_()
+                y = _product(x, w, count)
+                y.backward(grad)
+                assert (y - expected).abs().max() <= 1e-5 if len(rows) else y.shape == expected.shape
+                for at, (part, of) in enumerate(zip(rows.split(counts), grad.split(counts))):
+                    assert (w.grad[at] - part.t() @ of).abs().max() <= 1e-5, (size, counts, at)
+                right = torch.cat([of @ w.t() for of, w in zip(grad.split(counts), weights)])
+                assert x.grad.shape == rows.shape and torch.allclose(x.grad, right, atol=1e-5)
+
+
 # Modules of the form that torchtitan's have
 
 
@@ -164,7 +187,7 @@ class Qwen3TransformerBlock(torch.nn.Module):
             self.moe = MoE()
 
     def one_by_one(self, x, mask):
-        """What torchtitan's block computes, token by token."""
+        """As torchtitan's block, token by token."""
         h = x + self.attention(self.attention_norm(x), mask)
         tokens, moe = self.ffn_norm(h).reshape(-1, WIDTH), self.moe
         weights, index, _ = moe.router(tokens, moe.expert_bias)
@@ -231,10 +254,10 @@ def titan(me, size):
 # Plans
 
 
-def plan_of(name, level, **options):
+def plan_of(name, level, ranks=2, **options):
     costs = {"unit": "ms", "moe": {"layers_per_stage": 2, "attn_f": 4, "attn_b": 4, "attn_w": 2, "mlp_f": 4, "mlp_b": 4,
                                    "mlp_w": 2, "dispatch_f": 2, "combine_f": 2, "dispatch_b": 2, "combine_b": 2}}
-    return cf.compile(name, ranks=2, microbatches=4, costs=costs, level=level, expert_parallel=2, **options)
+    return cf.compile(name, ranks=ranks, microbatches=4, costs=costs, level=level, expert_parallel=2, **options)
 
 
 def plans(me, _):
@@ -272,23 +295,49 @@ def plans(me, _):
     refusals(me, pipelines[expert], groups)
 
 
+def replicas(me, _):
+    """One rank, two processes with an expert each, two replicas of these."""
+    replica, expert = divmod(me, 2)
+    alone = [dist.new_group([process]) for process in range(4)][me]
+    group = [dist.new_group([2 * d, 2 * d + 1]) for d in range(2)][replica]
+    copies = [dist.new_group([e, 2 + e]) for e in range(2)][expert]
+    plan = plan_of("1f1b", "component", ranks=1)
+    layers, whole = (layers_of(plan, 0, at, of, 2) for at, of in ((expert, group), (None, None)))
+    for layer in layers:
+        layer.expert_parameters = layer.e.parameters
+    schedule = PlanSchedule(plan, {0: layers}, loss_fn, alone, data_parallel=copies, expert_parallel=group)
+    for process in range(4):
+        inputs, targets = layer_batch(plan.microbatches, process)
+        if process == me:
+            schedule.step(inputs.flatten(0, 1), target=targets.flatten(0, 1))
+        for x, target in zip(inputs, targets):
+            (loss_fn(Layers(whole)(x), target) / (4 * plan.microbatches)).backward()
+    for layer, right in zip(layers, whole):
+        right = dict(right.named_parameters())
+        for name, p in layer.named_parameters():
+            assert (p.grad - right[name.replace("e.0", f"e.{expert}")].grad).abs().max() <= 1e-6, name
+
+
 def refusals(me, pipeline, groups):
     rank, expert = divmod(me, 2)
     plan, single = plan_of("1f1b", "component"), cf.compile("1f1b", ranks=2, microbatches=4)
 
-    def made(plan, expert_parallel, layer_group=None, odd=False):
+    def made(plan, expert_parallel, layer_group=None, odd=False, links=None):
         stages = {rank: layers_of(plan_of("1f1b", "component"), rank, expert, groups[rank], 2)}
         for layer in stages[rank]:
             if layer_group is not None:
                 layer.expert_group = layer_group
             if odd:
                 layer.a.weight.expert = me == 0
-        return PlanSchedule(plan, stages, loss_fn, pipeline, expert_parallel=expert_parallel)
+        return PlanSchedule(plan, stages, loss_fn, pipeline, expert_parallel=expert_parallel, links=links)
 
     alone = [dist.new_group([process]) for process in range(4)][me]
+    links = [Links({(0, 1), (1, 0)}, {(0,), (1,)}, pipeline, expert_parallel=of) for of in (None, groups[rank])]
+    made(plan, groups[rank], links=links[1])
     for make, text in ((lambda: made(single, groups[rank]), "compile it with expert_parallel=2"),
                        (lambda: made(plan, None, groups[rank]), "pass their group as expert_parallel="),
                        (lambda: made(plan, alone, groups[rank]), "pass their group as expert_parallel="),
+                       (lambda: made(plan, groups[rank], links=links[0]), "make Links with the same expert_par"),
                        (lambda: made(plan, groups[1 - rank]), "is not in expert_parallel"),
                        (lambda: made(plan, groups[rank], odd=True), "other parameters or experts in stage"),
                        (lambda: made(plan, pipeline), "give both the same experts"),
@@ -302,11 +351,41 @@ def refusals(me, pipeline, groups):
             raise AssertionError("not refused: " + text)
 
 
+def streams():
+    """Blocks on the streams of an emulated GPU: no race, and the bits of lanes that are threads."""
+    import torch_streams_test as emulated
+    text, _ = emulated.pair("1f1b", 2, 4, "mmm", recompute="experts")
+
+    def stages_of(plan, rank):
+        with making:  # ranks are threads of one process
+            stages, number = {}, 0
+            for s, kinds in enumerate(plan.stage_layers or ["m" * n for n in plan.partition]):
+                stages[s] = [titan_block(number + k) for k in range(len(kinds))]
+                number += len(kinds)
+            for block in (block for blocks in stages.values() for block in blocks):
+                block.attention = torch.nn.Linear(WIDTH, WIDTH)
+                block.attention.load_state_dict(block.moe.shared_experts.state_dict())
+            return {s: [from_moe_block(block, None, capacity) for block in stages[s]] for s in plan.stages_of(rank)}
+
+    making = threading.Lock()
+    for capacity in (None, 2):
+        with unittest.mock.patch.object(emulated, "stages_of", stages_of):
+            machine = emulated.Machine()
+            both = [emulated.trained(text), emulated.trained(text, machine)]
+        assert not machine.races, machine.races[0]
+        for (losses, grads), (other, others) in zip(*both):
+            assert all(map(torch.equal, losses, other)) and any(g is not None for g in grads.values())
+            assert all(g is None and others[key] is None or torch.equal(g, others[key]) for key, g in grads.items())
+    print("blocks on an emulated GPU: no race, the same bits")
+
+
 def main():
     torch.set_num_threads(1)
-    for size, work in ((3, exchanges), (3, dispatches), (3, titan), (4, plans)):
+    for size, work in ((3, exchanges), (3, dispatches), (1, products), (3, titan), (4, plans), (4, replicas)):
         expect_success(run_processes(size, work, size, limit=120.0))
         print(f"{work.__name__} over {size} processes: as in one")
+    if hasattr(torch, "get_default_device"):
+        streams()
 
 
 if __name__ == "__main__":

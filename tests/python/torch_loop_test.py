@@ -1,4 +1,4 @@
-"""What a training loop does around step(): its rows, the mean loss, the norm over all ranks, added losses, names of
+"""A training loop around step(): its rows, the mean loss, the norm over all ranks, added losses, names of
 the whole model, and states that go to another schedule, against one process."""
 
 import io
@@ -111,6 +111,9 @@ def training(rank):
             for norm_type in (2.0, 1.0, float("inf")) if name == "dualpipe" or tied else (2.0,):
                 expected, model, _ = one_process(3, tied, norm_type)
                 pipeline = Pipeline(plan, rank, tied=tied)
+                if tied and rank == 1 and plan.stages - 1 in pipeline.stages:
+                    with torch.no_grad():
+                        pipeline.stages[plan.stages - 1][-1].up.weight.add_(1)
                 pipeline.schedule.sync_parameters()
                 for step in range(3):
                     found = pipeline.step(step, norm_type)
@@ -159,9 +162,6 @@ def other_states(rank):
 def distributed_checkpoint(rank):
     """Saved by zb-v on two ranks with its optimizer, and by dualpipe; trained on by others."""
     import torch.distributed.checkpoint as dcp
-    from torch.distributed.checkpoint.state_dict import (StateDictOptions, get_optimizer_state_dict,
-                                                         set_optimizer_state_dict)
-    flat = StateDictOptions(flatten_optimizer_state_dict=True)
     group = [dist.new_group([r]) for r in range(2)][rank]
     expected, model, _ = one_process(3, False)
     plans = [("zb-v", 2, {}), ("dualpipe", 2, {}), ("1f1b", 1, {})]
@@ -177,8 +177,8 @@ def distributed_checkpoint(rank):
         dist.broadcast_object_list(folder, 0)
 
         def states(pipeline):
-            return {"model": pipeline.schedule.state_dict(), "optimizer": get_optimizer_state_dict(
-                pipeline.schedule.module(), pipeline.optimizer, options=flat)}
+            return {"model": pipeline.schedule.state_dict(),
+                    "optimizer": pipeline.schedule.optimizer_state_dict(pipeline.optimizer)}
         dcp.save(states(first), checkpoint_id=folder[0])
         size = sum(os.path.getsize(f"{folder[0]}/{name}") for name in os.listdir(folder[0])
                    if name.endswith(".distcp"))
@@ -191,11 +191,70 @@ def distributed_checkpoint(rank):
             loaded = states(second)
             dcp.load(loaded, checkpoint_id=folder[0])
             second.schedule.load_state_dict(loaded["model"])
-            set_optimizer_state_dict(second.schedule.module(), second.optimizer, loaded["optimizer"], options=flat)
+            second.schedule.load_optimizer_state_dict(second.optimizer, loaded["optimizer"])
             found = second.step(2)
             torch.testing.assert_close(torch.stack(found), torch.stack(expected[2]), rtol=1e-4, atol=1e-6)
             expect_model(second, model)
     assert sizes[1] < 1.3 * sizes[0], f"holders saved twice: {sizes}"
+
+
+class Experts(torch.nn.Module):
+    """Some of the matrices of a layer, all of which see each row."""
+
+    def __init__(self, begin, count):
+        super().__init__()
+        self.bias = torch.nn.Parameter(torch.zeros(WIDTH))
+        whole = torch.randn(4, WIDTH, WIDTH, generator=torch.Generator().manual_seed(1))
+        self.weights = torch.nn.Parameter(whole[begin:begin + count].clone())
+        self.weights.expert = True
+
+    def forward(self, x):
+        return x + (x @ self.weights.sum(0)).tanh() + self.bias
+
+
+def experts_over_a_group(rank):
+    """Their states are one tensor, from and for any number of processes."""
+    import torch.distributed.checkpoint as dcp
+    x, y = data(rank)
+    group = [dist.new_group([r]) for r in range(2)][rank]
+
+    def made(stage, spread):
+        plan = plan_of("1f1b", 1, {"expert_parallel": 2} if spread else {})
+        schedule = PlanSchedule(plan, {0: stage}, loss_fn, group, expert_parallel=dist.group.WORLD if spread else None)
+        return schedule, torch.optim.AdamW(stage.parameters(), lr=0.01)
+    schedule, optimizer = made(Experts(2 * rank, 2), True)
+    schedule.step(x, target=y)
+    optimizer.step()
+    own = dict(schedule.named_parameters())["stage.0.weights"]
+    parts = [[None, None], [None, None]]
+    for values, part in zip((own, optimizer.state[own]["exp_avg"]), parts):
+        dist.all_gather_object(part, values.detach())
+    folder = [tempfile.mkdtemp()]
+    dist.broadcast_object_list(folder, 0)
+
+    def states(schedule, optimizer):
+        return {"model": schedule.state_dict(), "optimizer": schedule.optimizer_state_dict(optimizer)}
+    dcp.save(states(schedule, optimizer), checkpoint_id=folder[0])
+    for spread in (False, True):
+        count, begin = (2, 2 * rank) if spread else (4, 0)
+        schedule, optimizer = made(Experts(0, count), spread)
+        loaded = states(schedule, optimizer)
+        dcp.load(loaded, checkpoint_id=folder[0])
+        schedule.load_state_dict(loaded["model"])
+        schedule.load_optimizer_state_dict(optimizer, loaded["optimizer"])
+        own = dict(schedule.named_parameters())["stage.0.weights"]
+        for value, part in zip((own, optimizer.state[own]["exp_avg"]), parts):
+            assert value.shape[0] == count and part[0].any() and not torch.equal(*part)
+            assert torch.equal(value, torch.cat(part)[begin:begin + count]), (spread, value)
+    whole = torch.arange(4.0).view(4, 1, 1).expand(4, WIDTH, WIDTH)
+    schedule.load_state_dict({"stage.0.weights": whole, "stage.0.bias": torch.zeros(WIDTH)})
+    assert own[:, 0, 0].tolist() == [2 * rank, 2 * rank + 1], own[:, 0, 0]
+    try:
+        schedule.load_state_dict({"stage.0.weights": torch.ones(3, WIDTH, WIDTH)}, strict=False)
+    except ValueError as error:
+        assert "[2, 8, 8] is one of 2 parts along dimension 0, and the state has shape [3, 8, 8]" in str(error), error
+    else:
+        raise AssertionError("a state of three experts was taken")
 
 
 def same_chunks(rank):
@@ -240,7 +299,7 @@ class LoopTest(unittest.TestCase):
             import torch.distributed.checkpoint.state_dict  # noqa: F401
         except ImportError:
             self.skipTest("this torch has no state dicts of torch.distributed.checkpoint")
-        self.run_all([distributed_checkpoint])
+        self.run_all([distributed_checkpoint, experts_over_a_group])
 
     def test_rows(self):
         from contraflow.torch.batch import Batch
@@ -259,6 +318,14 @@ class LoopTest(unittest.TestCase):
         self.assertEqual(middle.rows((x, {"y": x})), (None, {"y": None}))
         with self.assertRaisesRegex(ValueError, "does not chunk into 6 micro-batches of the same size"):
             batch.rows((x[:11], x))
+
+    def test_names_of_two_tensors(self):
+        dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+        plan = plan_of("interleaved-1f1b", 1, {"chunks": 2})
+        schedule = PlanSchedule(plan, {0: Block(0), 1: Block(1)}, loss_fn, names=lambda stage, name: name)
+        with self.assertRaisesRegex(ValueError, "norm.weight of stage 1 has the name 'norm.weight', and so has another"):
+            schedule.state_dict()
+        dist.destroy_process_group()
 
     def test_added_losses(self):
         with self.assertRaisesRegex(ValueError, r"a scalar loss, got a tensor of shape \[2\]"):

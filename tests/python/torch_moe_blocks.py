@@ -116,9 +116,9 @@ def trained(family, plan, sizes, rank, expert, pipeline, group, capacity=None):
     schedule.step(*arguments, target=target, losses=losses, **keywords(model))
     schedule.eval(*arguments, target=target, losses=again, **keywords(model))
     assert all(map(torch.equal, losses, again))
-    part = f".part{dist.get_rank(group)}of2."
-    grads = {name.replace(part, "."): (p.grad, schedule.is_spread(p)) for name, p in schedule.named_parameters()}
-    assert all((part in name) == schedule.is_spread(p) for name, p in schedule.named_parameters())
+    grads = {name: (p.grad, schedule.is_spread(p)) for name, p in schedule.named_parameters()}
+    state = schedule.state_dict()
+    assert all(hasattr(state[name], "placements") == spread for name, (_, spread) in grads.items())
     schedule.close()
     return losses, grads
 

@@ -4,10 +4,13 @@ checkpoints are the model's own; models on the meta device; what is refused."""
 import types
 import unittest
 
+import torch_model  # noqa: F401  (ends with 77 where there is no torch)
+import torch_layers
 from torch_model import Processes, dist, torch
 
 import contraflow as cf
 from contraflow.torch import PlanSchedule, split
+from contraflow.torch.layers import Layers
 
 VOCABULARY, HIDDEN, LAYERS, MICROBATCHES, SEQUENCE = 11, 8, 6, 4, 5
 nn = torch.nn
@@ -145,7 +148,8 @@ def decoders(rank):
             found = {n: p.grad for s in stages.values() for n, p in s.named_parameters()}
             for n, grad in found.items():
                 expected = grads[n.replace("lm_head", "model.embed_tokens") if tied else n]
-                torch.testing.assert_close(grad, expected, rtol=1e-5, atol=1e-7, msg=lambda text: f"{plan} {n} {text}")
+                torch.testing.assert_close(grad, expected, rtol=1e-5, atol=1e-7,
+                                           msg=lambda text: f"{plan} {n} {text}")
             names = [None, None]
             dist.all_gather_object(names, [*schedule.state_dict()])
             assert {*names[0], *names[1]} == {*model.state_dict()}, names
@@ -178,6 +182,29 @@ def sequentials(rank):
         for stage in stages.values():
             for n, p in stage.named_parameters():
                 torch.testing.assert_close(p.grad, grads[n], rtol=1e-5, atol=1e-7)
+
+
+def in_layers(rank):
+    """Plans of level component get the layers of a stage, under their names in the model."""
+    parts = {"attn_f": 2, "attn_b": 2, "attn_w": 1, "mlp_f": 2, "mlp_b": 2, "mlp_w": 1}
+    moe = {**parts, "dispatch_f": 1, "combine_f": 1, "dispatch_b": 1, "combine_b": 1}
+    costs = {"unit": "ms", "layers": [{"name": "dense", "repeat": 2, "dense": parts}, {"name": "moe", "repeat": 3,
+                                                                                       "moe": moe}]}
+    makes = [torch_layers.Dense] * 2 + [torch_layers.Moe] * 3
+    plan = plan_of("dualpipe", 2, costs=costs, level="component", partition="2,3")
+    model = nn.Sequential(*(make(k) for k, make in enumerate(makes)))
+    whole = Layers([make(k) for k, make in enumerate(makes)])
+    inputs, targets = torch_layers.batch(MICROBATCHES)
+    for x, y in zip(inputs, targets):
+        (torch_layers.loss_fn(whole(x), y) / MICROBATCHES).backward()
+    stages = split(model, plan, rank)
+    assert {s: [type(layer) for layer in stage] for s, stage in stages.items()} == {0: makes[:2], 1: makes[2:]}
+    schedule = PlanSchedule(plan, stages, torch_layers.loss_fn)
+    x, y = schedule.rows((inputs.flatten(0, 1), targets.flatten(0, 1)))
+    schedule.step(x, target=y)
+    assert [n for n, _ in schedule.named_parameters()] == [n for n, _ in model.named_parameters()]
+    for (n, p), expected in zip(schedule.named_parameters(), whole.parameters()):
+        torch.testing.assert_close(p.grad, expected.grad, rtol=1e-5, atol=1e-7)
 
 
 def on_meta(rank):
@@ -219,7 +246,7 @@ def on_meta(rank):
 
 class SplitTest(unittest.TestCase):
     def test_all(self):
-        works = [decoders, sequentials] + ([on_meta] if hasattr(torch, "get_default_device") else [])
+        works = [decoders, sequentials, in_layers] + ([on_meta] if hasattr(torch, "get_default_device") else [])
         for work, processes in [(work, Processes(2, work)) for work in works]:
             for code, printed in processes.results(120.0):
                 with self.subTest(work.__name__):
@@ -256,6 +283,10 @@ class SplitTest(unittest.TestCase):
                 (lambda: split(Decoder(), plan_of("1f1b", 2), 0, layers="1,4"), ValueError, "the model has 6"),
                 (lambda: split(nn.Sequential(nn.Tanh(), nn.Tanh()), plan_of("1f1b", 2, costs=eight), 0), ValueError,
                  r"for 8 layers .\[4, 4\]., and the model has 2 modules"),
+                (lambda: split(nn.Sequential(nn.Tanh(), nn.Tanh()), plan_of("1f1b", 2), 0, expert_parallel=1), ValueError,
+                 "cuts no experts of a torch.nn.Sequential: give it layers that have their own"),
+                (lambda: split(Decoder(), plan_of("1f1b", 2), 0, expert_parallel=1), ValueError,
+                 "from_moe_block does not know Layer"),
                 (lambda: split(nn.Sequential(nn.Tanh(), nn.Tanh()), plan_of("1f1b", 2), 0, layers=4), ValueError,
                  "layers=4 is for 4, and the model has 2 modules")):
             with self.subTest(text), self.assertRaisesRegex(error, text):

@@ -1,5 +1,5 @@
-"""A plain training loop: any schedule, learning rates that fall, clipped gradients, several steps to one of the optimizer,
-the loss of held back rows, and a checkpoint that another schedule and number of ranks go on from.
+"""A plain training loop: any schedule, learning rates that fall, clipped gradients, several steps to one of the
+optimizer, the loss of held back rows, and a checkpoint that another schedule and number of ranks go on from.
 
     torchrun --nproc_per_node 4 tools/python/examples/train_loop.py FILE [CHECKPOINT] [SCHEDULE]
 """

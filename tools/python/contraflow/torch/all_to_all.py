@@ -91,6 +91,8 @@ class _Gather(torch.autograd.Function):
 def _rows(rows: Tensor, index: Tensor, padded: bool) -> Tensor:
     if not padded:
         return rows.index_select(0, index)
+    if len(rows) == 0:
+        return rows.new_zeros(len(index), rows.shape[1])
     outside = (index >= len(rows)).unsqueeze(1)
     return rows.index_select(0, index.clamp(max=len(rows) - 1)).masked_fill_(outside, 0)
 
@@ -108,9 +110,9 @@ def gather(rows: Tensor, index: Tensor, back: Tensor, padded: bool = False) -> T
 
 
 def padding(counts: Tensor, rows: int, capacity: int) -> Tuple[Tensor, Tensor, Tensor]:
-    """Of `rows` in groups of `counts` [g] that follow each other: the group of each; where each goes in groups of
-    `capacity` [rows], or past their end where its group is full; and which row each place takes [g capacity], or
-    past the last."""
+    """`rows` in groups of `counts` [g], one group after the other, go to groups of `capacity` places. Returns the
+    group of each row; its place [rows], past the last one where its group is full; and the row of each place
+    [g capacity], past the last one where there is none."""
     groups = torch.arange(len(counts), device=counts.device)
     group_of = groups.repeat_interleave(counts, output_size=rows)
     starts = counts.cumsum(0) - counts

@@ -1,4 +1,4 @@
-"""What the micro-batches of a rank get of the arguments of a step."""
+"""The arguments of a step, spread over the micro-batches of a rank."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Batch:
 
     def spread(self, args: Sequence[Any], target: Any, kwargs: Dict[str, Any]
                ) -> Tuple[List[Tuple[Any, ...]], List[Any], List[Dict[str, Any]]]:
-        """Inputs of the micro-batches that start here, targets of those that end here, and keywords of all."""
+        """Returns the inputs of micro-batches that start here, targets of those that end here, and keywords of all."""
         self._check_rows(args, target)
         self._learn_rows(args, target, kwargs)
         starts, ends, count = len(self.starts), len(self.ends), self._plan.microbatches
@@ -38,7 +38,7 @@ class Batch:
                 [{name: column[m] for name, column in parts.items()} for m in range(count)])
 
     def rows(self, batch: Any) -> Tuple[Any, Any]:
-        """Of a batch with all rows: what step() takes as input here, and as target."""
+        """Returns what step() takes here as input and as target, from a batch with all rows."""
         pair = batch if isinstance(batch, (tuple, list)) and len(batch) == 2 else (batch, batch)
         return (tree_map(lambda x: self._rows_of(x, self.starts), pair[0]),
                 tree_map(lambda x: self._rows_of(x, self.ends), pair[1]))
@@ -71,7 +71,7 @@ class Batch:
                                  f"has {rows}: give the same rows of both, or a multiple in the target")
 
     def _learn_rows(self, args: Sequence[Any], target: Any, kwargs: Dict[str, Any]) -> None:
-        """How many rows all micro-batches of the plan have. A rank on which none starts asks the first one, if
+        """Learns how many rows all micro-batches of the plan have. A rank on which none starts asks the first one, if
         it has something whose rows count."""
         if self.starts:
             chunked = [x for k, x in enumerate(args) if self._spec.get(k) is not False]
@@ -88,8 +88,8 @@ class Batch:
         self._step += 1
 
     def _chunk(self, value: Any, count: int, name: str, key: Union[int, str], always: bool = False) -> List[Any]:
-        """What each of `count` micro-batches gets: tensors are chunked where the spec says it or, without a
-        word there, where they have the rows of the batch, and with `always` any that is the value itself."""
+        """Returns the part of each of `count` micro-batches. Tensors are chunked where the spec says it or,
+        without a word there, where they have the rows of the batch; with `always` so is the value itself."""
         rows = self._rows and self._rows * count // self._plan.microbatches
         leaves, form = tree_flatten(value)
         marks = tree_flatten(_marks(value, self._spec.get(key), f"chunk_spec[{key!r}]"))[0]
@@ -132,7 +132,7 @@ def check_chunk_spec(spec: Optional[ChunkSpec]) -> None:
 
 
 def _marks(value: Any, spec: Any, place: str) -> Any:
-    """The spec for each leaf of a value."""
+    """Returns the spec for each leaf of a value."""
     if spec is None or isinstance(spec, bool):
         return tree_map(lambda _: spec, value)
     kind = next((k for k in (dict, list, tuple) if isinstance(value, k)), None)
@@ -154,7 +154,7 @@ def _described(value: Any) -> str:
 
 
 def _microbatches(plan: cf.Plan, rank: int, stage: int) -> List[int]:
-    """Those whose `stage` lives on a rank, ascending."""
+    """Returns the micro-batches whose `stage` lives on a rank, ascending."""
     return sorted(m for route in plan.routes if route.ranks[stage] == rank for m in route.microbatches)
 
 

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import copy
 import sys
-from typing import Any, Callable, Dict, Iterator, Optional, Union
+from typing import Any, Callable, Dict, Iterator, List, Optional, Union
 
 import torch
 from torch import nn
 
 import contraflow as cf
 
+from .layers import Layers
 from .losses import add_loss
+from .moe_blocks import Routed, from_moe_block
 
 
 def is_decoder(model: nn.Module) -> bool:
@@ -47,12 +49,30 @@ class Decoder:
         self._sizes = [stage.count("t") for stage in layout]
 
     def stage(self, number: int) -> nn.Module:
-        model, last = self._model, number == len(self._sizes) - 1
         begin, count = sum(self._sizes[:number]), self._sizes[number]
+        return self._stage(begin, count, number == 0, number == len(self._sizes) - 1)
+
+    def layers(self, number: int, group: Any, capacity: Optional[int]) -> nn.Module:
+        """Returns the stage in layers of parts, with the experts of this process, for plans of level component."""
+        begin, count = sum(self._sizes[:number]), self._sizes[number]
+        stage: Any = self.stage(number)
+        keywords, layers = _Keywords(stage.model, count), stage.model.layers
+        routed = _balance_of(stage, keywords) if getattr(stage.config, "output_router_logits", False) else None
+        blocks = [from_moe_block(layer, group, capacity, routed) for layer in layers]
+        layers._modules.update(zip(layers._modules, blocks))
+        made: List[Any] = [_Block(block, k, keywords) for k, block in enumerate(blocks)]
+        if number == 0:
+            made.insert(0, stage.model.embed_tokens)
+        if number == len(self._sizes) - 1:
+            made.append(self._stage(begin + count, 0, False, True))
+        return InLayers(stage, made)
+
+    def _stage(self, begin: int, count: int, first: bool, last: bool) -> nn.Module:
+        model: Any = self._model
         core, stage = _copy(model.model), _copy(model)
         layers = _Layers(list(model.model.layers)[begin:begin + count], begin)
         core._modules["layers"], stage._modules["model"] = layers, core
-        if number > 0:
+        if not first:
             core._modules["embed_tokens"] = None
         if not last:
             core._modules["norm"], stage._modules["lm_head"] = nn.Identity(), None
@@ -62,7 +82,7 @@ class Decoder:
         if config is not None:
             core.__dict__["config"] = _config(config, begin, count)
         stage.__class__ = type(type(model).__name__, (_Stage, type(model)), {"__module__": type(model).__module__})
-        stage.__dict__["_whole"] = {"first": number == 0, "last": last, "layers": len(model.model.layers)}
+        stage.__dict__["_whole"] = {"first": first, "last": last, "layers": len(model.model.layers)}
         made: nn.Module = stage
         return made
 
@@ -93,9 +113,9 @@ class _Stage:
     def forward(self, x: torch.Tensor, **kwargs: Any) -> torch.Tensor:
         given = {"input_ids" if self._whole["first"] else "inputs_embeds": x, "use_cache": False, **kwargs}
         balanced = getattr(self.config, "output_router_logits", False)
-        if balanced:
-            given["output_router_logits"] = True
         layers = self.model.layers
+        if balanced:
+            given["output_router_logits"] = len(layers) > 0
         layers.entry = None if self._whole["first"] else x
         try:
             made = super().forward(**given) if self._whole["last"] else self.model(**given)  # type: ignore[misc]
@@ -110,6 +130,86 @@ class _Stage:
         loss_of = sys.modules[type(self).__module__].load_balancing_loss_func
         losses = [loss_of((of_layer,), model.num_experts, model.num_experts_per_tok, mask) for of_layer in logits]
         return add_loss(y, model.router_aux_loss_coef * sum(losses) / self._whole["layers"])
+
+
+class InLayers(Layers):
+    """A stage as a list of its layers; its modules have the names that they have in the stage."""
+
+    names_of_model = True
+
+    def __init__(self, stage: nn.Module, layers: List[Any]) -> None:
+        super().__init__()
+        modules: Dict[str, Any] = stage._modules
+        self._modules.update(modules)
+        self._layers = layers
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._layers)
+
+    def __len__(self) -> int:
+        return len(self._layers)
+
+
+class _Block:
+    """A layer in parts, whose attention gets from the keywords of step() what the model gives its layers."""
+
+    def __init__(self, block: Any, number: int, keywords: _Keywords) -> None:
+        self._block, self._number, self._keywords = block, number, keywords
+
+    def attention(self, x: torch.Tensor, **kwargs: Any) -> Any:
+        return self._block.attention(x, **self._keywords.of(self._number, x, kwargs))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._block, name)
+
+
+class _Keywords:
+    """Masks, positions and tables, as a model gives them to each of its layers."""
+
+    def __init__(self, core: Any, count: int) -> None:
+        self._core, self._count, self._last = _copy(core), count, None  # type: Any, int, Any
+        self._core._modules.update(embed_tokens=None, norm=nn.Identity())
+        self.mask: Any = None  # that of step(), of the last ones
+
+    def of(self, number: int, x: torch.Tensor, kwargs: Dict[str, Any]) -> Dict[str, Any]:
+        """Returns those of a layer of the stage. Layers of one micro-batch follow each other."""
+        form = x.shape, x.dtype, x.device, torch.is_grad_enabled()
+        known = self._last is not None and self._last[0] == form and self._last[1].keys() == kwargs.keys() and all(
+            value is self._last[1][name] for name, value in kwargs.items())
+        if not known:
+            seen: List[Dict[str, Any]] = []
+            self._core._modules["layers"] = _Record(self._count, seen)
+            with torch.no_grad():
+                self._core(inputs_embeds=x, use_cache=False, **kwargs)
+            self._last = form, kwargs, seen
+        self.mask = kwargs.get("attention_mask")
+        given: Dict[str, Any] = self._last[2][number]
+        return given
+
+
+class _Record(nn.ModuleList):
+    """Stands for so many layers, and keeps what they are given."""
+
+    def __init__(self, count: int, seen: List[Dict[str, Any]]) -> None:
+        super().__init__()
+        self._count, self._seen = count, seen
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter([self._keep] * self._count)
+
+    def __getitem__(self, index: Any) -> Any:
+        return list(self)[index]
+
+    def _keep(self, x: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        self._seen.append(kwargs)
+        return x
+
+
+def _balance_of(stage: Any, keywords: _Keywords) -> Routed:
+    def routed(logits: torch.Tensor, weights: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+        balanced: torch.Tensor = stage._balance(weights, (logits,), keywords.mask)
+        return balanced
+    return routed
 
 
 class _Layers(nn.ModuleList):
@@ -146,7 +246,7 @@ class _Entry:
 
 
 def _copy(module: Any) -> Any:
-    """A module with the parameters and modules of another one, of which it may have others."""
+    """Returns a module with the parameters and modules of another one, of which it may get others."""
     made = copy.copy(module)
     for name, value in module.__dict__.items():
         if name.startswith("_") and isinstance(value, (dict, set)):
@@ -155,7 +255,7 @@ def _copy(module: Any) -> Any:
 
 
 def _config(config: Any, begin: int, count: int) -> Any:
-    """As if the model had but these layers: models count them from 0."""
+    """Returns the configuration of a model with these layers alone, which it counts from 0."""
     made = copy.copy(config)
     for name, value in (("num_hidden_layers", max(1, count)), ("layer_types", None)):
         if getattr(config, name, None) is not None:

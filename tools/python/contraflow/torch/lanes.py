@@ -15,6 +15,7 @@ from typing import Any, Callable, Dict, Hashable, Iterator, List, Optional, Sequ
 
 import torch
 
+from . import losses
 from .order import COMPUTE_LANE, EXCHANGE_LANE
 from .progress import Progress
 
@@ -172,11 +173,13 @@ class _Modes:
             self._cast.append(("cpu", torch.get_autocast_cpu_dtype()))
         if torch.is_autocast_enabled():
             self._cast.append(("cuda", torch.get_autocast_gpu_dtype()))
+        self._losses = losses.current.get()
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
         with contextlib.ExitStack() as stack:
             stack.enter_context(torch.set_grad_enabled(self._grad))
+            losses.current.set(self._losses)
             for device, dtype in self._cast:
                 stack.enter_context(torch.autocast(device, dtype=dtype, cache_enabled=False))
             yield

@@ -68,8 +68,7 @@ class Links:
             mine.append(self._headers)
         self._give_back = weakref.finalize(self, _give_back, mine)
         self._give_back.atexit = False
-        self.device = torch.device(device) if device is not None else default_device()
-        self._connect(self.device, expert_parallel)
+        self._connect(torch.device(device) if device is not None else default_device(), expert_parallel)
 
     def _connect(self, device, expert_parallel):
         """Sends one element over each group, in one order everywhere. NCCL connects at the first message

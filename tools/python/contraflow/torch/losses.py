@@ -2,45 +2,48 @@
 
 from __future__ import annotations
 
-from typing import Any, List, Optional, Tuple
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, List, Optional, Tuple
 
 import torch
 import torch.distributed as dist
 
-from .local import AnyLinks
+if TYPE_CHECKING:
+    from .local import AnyLinks
 
 
 class Losses:
-    """Of the last step of a rank."""
+    """The losses of the last step of a rank."""
 
-    current: Optional[Losses] = None  # of the step that runs here
-
-    def __init__(self, links: AnyLinks, microbatches: int) -> None:
-        self._links, self._microbatches = links, microbatches
+    def __init__(self, links: AnyLinks, device: torch.device, microbatches: int) -> None:
+        self._links, self._device, self._microbatches = links, device, microbatches
         self._losses: List[torch.Tensor] = []
         self.added: List[torch.Tensor] = []
 
     def begin(self) -> None:
         self.added = []
-        Losses.current = self
+        current.set(self)
 
     def end(self, losses: List[torch.Tensor]) -> None:
         self._losses = losses
-        Losses.current = None
+        current.set(None)
 
     def mean(self, added: bool) -> torch.Tensor:
-        """Over all micro-batches of the pipeline."""
-        total = torch.zeros((), dtype=torch.float64, device=self._links.device)
+        """Returns the mean over all micro-batches of the pipeline."""
+        total = torch.zeros((), dtype=torch.float64, device=self._device)
         for loss in self.added if added else self._losses:
             total += loss.to(total)
         self._links.combine(total, dist.ReduceOp.SUM)
         return (total / self._microbatches).to(torch.get_default_dtype())
 
 
+current: ContextVar[Optional[Losses]] = ContextVar("losses", default=None)  # of the step that runs in this thread
+
+
 class _AddLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, loss: torch.Tensor) -> torch.Tensor:
-        ctx.loss, ctx.losses = loss.detach(), Losses.current
+        ctx.loss, ctx.losses = loss.detach(), current.get()
         return x
 
     @staticmethod

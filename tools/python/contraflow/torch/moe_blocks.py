@@ -111,7 +111,7 @@ def _product(rows: Tensor, weights: Tensor, counts: Optional[Tensor]) -> Tensor:
     can wait for W. `counts` [e], None where all have the same."""
     experts, size = weights.shape[:2]
     if counts is None:
-        return torch.bmm(rows.view(experts, -1, size), weights).view(len(rows), -1)
+        return torch.bmm(rows.view(experts, -1, size), weights).flatten(0, 1)
     if torch.is_autocast_enabled() if rows.is_cuda else torch.is_autocast_cpu_enabled():
         dtype = torch.get_autocast_gpu_dtype() if rows.is_cuda else torch.get_autocast_cpu_dtype()
         rows, weights = rows.to(dtype), weights.to(dtype)
@@ -120,8 +120,7 @@ def _product(rows: Tensor, weights: Tensor, counts: Optional[Tensor]) -> Tensor:
         return grouped
     most = max(1, int(counts.max()))
     _, slots, takes = padding(counts, len(rows), most)
-    padded = gather(rows, takes, slots, True) if len(rows) > 0 else rows.new_zeros(len(takes), size)
-    y = torch.bmm(padded.view(experts, most, size), weights).flatten(0, 1)
+    y = torch.bmm(gather(rows, takes, slots, True).view(experts, most, size), weights).flatten(0, 1)
     return gather(y, slots, takes, True)
 
 
@@ -132,7 +131,7 @@ def _can_group(rows: Tensor, weights: Tensor) -> bool:
 
 
 class DenseBlock(nn.Module):
-    """A decoder layer in two parts, see DenseLayer. It has the modules of `layer` under their names there."""
+    """A decoder layer in two parts, see DenseLayer. Its modules have the names that they have in `layer`."""
 
     def __init__(self, layer: nn.Module, family: Any):
         super().__init__()
@@ -142,7 +141,7 @@ class DenseBlock(nn.Module):
         for name in ("attention_type", "attn_mask_key"):
             if hasattr(layer, name):
                 setattr(self, name, getattr(layer, name))
-        # By the names of the modules, which may be those of parts.
+        # Modules may have the names of parts, so that attributes do not find them.
         before, after = family.norms
         network = next(name for name in family.networks if name in self._modules)
         self._names = before, family.attention, after, network
@@ -165,7 +164,7 @@ class DenseBlock(nn.Module):
 
 
 class MoEBlock(DenseBlock):
-    """A decoder layer in four parts, see MoELayer. Of its experts this process has the slice that is its own."""
+    """A decoder layer in four parts, see MoELayer. This process holds its slice of the experts alone."""
 
     mlp = None  # type: ignore[assignment]
 
@@ -184,7 +183,7 @@ class MoEBlock(DenseBlock):
             experts.num_experts = here
 
     def expert_parameters(self) -> List[nn.Parameter]:
-        """Those of which each process of the group has others."""
+        """Parameters of the experts that this process has."""
         return list(self._experts[0].parameters())
 
     def attention(self, x: Tensor, **kwargs: Any) -> Any:

@@ -9,8 +9,8 @@ BUCKET = 100 * 2**20  # bytes that are summed at once, and stand beside the grad
 
 
 def spread_parameters(module):
-    """Those of which each process of an expert group has others: of layers with `expert_parameters()`, and those
-    with the attribute `expert`."""
+    """The parameters of a module that are not the same in an expert group: `expert_parameters()` of layers, and
+    those with the attribute `expert`."""
     found = {p for p in module.parameters() if getattr(p, "expert", False)}
     for part in module.modules():
         if hasattr(part, "expert_parameters"):
@@ -19,8 +19,8 @@ def spread_parameters(module):
 
 
 def tied_ranks(plan, stages):
-    """Where a parameter of a stage is one of other stages on other ranks (`tied_parameters` of its module: {name: all
-    (stage, name) that are one}): by the ranks that hold any of them, [(stage, name)] of this rank."""
+    """Returns the parameters that are also those of stages on other ranks (`tied_parameters` of a module: {name: all
+    (stage, name) that are one}), by the ranks that hold any of them: [(stage, name)] of this rank."""
     held, found = plans.holders(plan), {}
     for s, module in sorted(stages.items()):
         for name, places in getattr(module, "tied_parameters", {}).items():
@@ -30,7 +30,7 @@ def tied_ranks(plan, stages):
 
 
 class GradientSum:
-    """Of one stage, or of what stages of several ranks have in common (None). `group` has all holders and their
+    """The sum of one stage, or of what stages of several ranks have in common (None). `group` has all holders and their
     replicas, and the other processes of the expert group; None where that is one process. The parameters `spread`
     over that group are summed over `of_spread`, which is without it. The sum is divided by `divisor`. Of a sharded
     stage the average over its mesh is summed. `hook(stage, module)` then does what else has to be done over

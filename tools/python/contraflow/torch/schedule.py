@@ -49,8 +49,8 @@ class PlanSchedule:
     expert_parallel the processes that hold this rank in the pipelines that share its experts; gradients are
                     averaged over them, but those of parameters that are spread over them: `expert_parameters()`
                     of layers, and what has the attribute `expert`
-    grad_reduce     instead of data_parallel: grad_reduce(stage, module), called where the gradients of a stage are complete
-                    and summed over the ranks of this pipeline that hold it
+    grad_reduce     instead of data_parallel: grad_reduce(stage, module), called where the gradients of a stage are
+                    complete and summed over the ranks of this pipeline that hold it, and over expert_parallel
     scale_grads     divide gradients by the number of micro-batches
     on_step         on_step(stage), called at STEP, where the gradients of a stage are ready
     variable_shapes send the shapes of activations with each message, not only with the first
@@ -111,9 +111,9 @@ class PlanSchedule:
                       for s in plans.completion_order(plan.programs[self.rank])}
         self._tied = {ranks: (GradientSum(None, links.sum_group(ranks), divisor), places)
                       for ranks, places in sorted(tied.items())}
-        self._state = State(links, dict(sorted(modules.items())), holders, names,
+        self._state = State(links, self._device, dict(sorted(modules.items())), holders, names,
                             self._spread if len(experts) > 1 else frozenset(), expert_parallel)
-        self._losses = Losses(links, plan.microbatches)
+        self._losses = Losses(links, self._device, plan.microbatches)
         self._walk = Walk(plan, program, self._stages, self._sums, links, self._device,
                           variable_shapes=variable_shapes, overlap=overlap, on_step=on_step,
                           explain=self._explain, timing_every=timing_every)
@@ -182,11 +182,20 @@ class PlanSchedule:
 
     def state_dict(self) -> Dict[str, Any]:
         """The parameters and buffers of this rank by their names in the whole model."""
-        return self.module().state_dict()
+        return self._state.state()
 
     def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> None:
         """Takes those of this rank from the state of the whole model, or of any part that has them."""
         self._state.load(state, strict)
+
+    def optimizer_state_dict(self, optimizer: torch.optim.Optimizer) -> Dict[str, Any]:
+        """Returns what an optimizer has for the parameters of this rank, by their names in the whole model, for
+        torch.distributed.checkpoint. Needs torch 2.5."""
+        return self._state.optimizer_state(optimizer)
+
+    def load_optimizer_state_dict(self, optimizer: torch.optim.Optimizer, state: Dict[str, Any]) -> None:
+        """Gives an optimizer what `optimizer_state_dict` returned."""
+        self._state.load_optimizer_state(optimizer, state)
 
     def _run(self, operations: Operations, args: Tuple[Any, ...], target: Any, return_outputs: bool,
              kwargs: Dict[str, Any]) -> None:

@@ -10,15 +10,16 @@ from torch import nn
 import contraflow as cf
 
 from . import program as plans
-from .decoder import Decoder, is_decoder
+from .decoder import Decoder, InLayers, is_decoder
 
 Place = Tuple[nn.Module, str]  # a module and the name of one of its own tensors
 
 
 def split(model: nn.Module, plan: cf.Plan, rank: int, *, layers: Union[int, str, None] = None,
+          expert_parallel: Any = None, capacity: Optional[int] = None,
           init: Optional[Callable[[nn.Module], object]] = None,
           device: Union[torch.device, str, None] = None) -> Dict[int, nn.Module]:
-    """{stage: module} of a rank, for PlanSchedule. Parameters and buffers keep the names that they have in the
+    """Returns {stage: module} of a rank, for PlanSchedule. Parameters and buffers keep the names that they have in the
     model, and are those of the model itself: nothing is copied, and what the rank does not hold is freed with it.
 
     model    a torch.nn.Sequential, or a decoder of the form that Hugging Face's have: `model.embed_tokens`,
@@ -27,6 +28,9 @@ def split(model: nn.Module, plan: cf.Plan, rank: int, *, layers: Union[int, str,
     plan     stages are of the layers of its costs (`plan.partition`), embedding and head among them or not;
              else of `layers`
     layers   for plans without layers, as `plan.layout` takes it (None: those of the model, evenly)
+    expert_parallel, capacity
+             for MoE layers, as `from_moe_block` takes them, which cuts the layers of a decoder in parts for plans of
+             level component, and for others with `expert_parallel`
     init     for a model on the meta device: init(module) fills the parameters of a stage, which are allocated on
              `device` (None: as the model's own classes do, with other random numbers on each rank)
     device   where the stages go (None: they stay; from the meta device to the CPU)
@@ -41,7 +45,8 @@ def split(model: nn.Module, plan: cf.Plan, rank: int, *, layers: Union[int, str,
                         f"model.norm and lm_head, and not a {type(model).__name__} with "
                         f"{', '.join(name for name, _ in model.named_children()) or 'no modules'}: make the stages "
                         "yourself, {stage: module}")
-    stages = {s: cut.stage(s) for s in plan.stages_of(rank)}
+    in_parts = plan.level == "component" or expert_parallel is not None
+    stages = {s: cut.layers(s, expert_parallel, capacity) if in_parts else cut.stage(s) for s in plan.stages_of(rank)}
     _tie(model, plan, stages, cut.stage_of)
     _materialise(stages, cut, init, device)
     return stages
@@ -65,11 +70,17 @@ class _Sequential:
         self._at = {name: next(s for s, end in enumerate(self._ends) if k < end)
                     for k, (name, _) in enumerate(self._children)}
 
-    def stage(self, number: int) -> nn.Module:
+    def stage(self, number: int) -> _Stage:
         stage = _Stage()
         for name, module in self._children[self._ends[number - 1] if number else 0:self._ends[number]]:
             stage.add_module(name, module)
         return stage
+
+    def layers(self, number: int, group: Any, capacity: Optional[int]) -> nn.Module:
+        if group is not None or capacity is not None:
+            raise ValueError("split cuts no experts of a torch.nn.Sequential: give it layers that have their own, and "
+                             "leave out expert_parallel and capacity")
+        return InLayers(self.stage(number), list(self.stage(number)))
 
     def stage_of(self, name: str) -> int:
         return self._at[name.split(".")[0]]
@@ -93,7 +104,7 @@ class _Stage(nn.Sequential):
 
 
 def _tensors(module: nn.Module) -> Iterator[Tuple[str, Place, torch.Tensor]]:
-    """(name, place, tensor), also those that several places share."""
+    """Yields (name, place, tensor), also those that several places share."""
     for path, part in module.named_modules(remove_duplicate=False):
         for name, tensor in (*part._parameters.items(), *part._buffers.items()):
             if tensor is not None:
@@ -132,7 +143,7 @@ def _materialise(stages: Dict[int, nn.Module], cut: Union[_Sequential, Decoder],
                         unsaved.add(part)
                 (part._parameters if parameter else part._buffers)[name] = made[id(tensor)]  # type: ignore[assignment]
         for name, part in list(stage.named_modules()):
-            # What no state dict has must be made here in any case.
+            # Tables that no state dict has must be made here in any case.
             if part in (fresh if init is None else unsaved) and not cut.init(part):
                 raise ValueError(f"{name} ({type(part).__name__}) of the model is on the meta device and has no "
                                  "reset_parameters: pass init=, or make its buffers outside of the meta device")

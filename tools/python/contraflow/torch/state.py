@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import AbstractSet, Any, Callable, Dict, List, Mapping, Optional, Tuple, Union
+from typing import AbstractSet, Any, Callable, Dict, List, Mapping, Optional, Set, Tuple, Union
 
 import torch
 import torch.distributed as dist
@@ -17,62 +17,58 @@ _WRAPPED = ("_orig_mod.", "_checkpoint_wrapped_module.")
 
 
 class State:
-    """Of the modules of a rank. Of its parameters `spread` each process of the group `experts` has a part, under
-    a name of its own: the last but one of the name's parts is part0of2. `names(stage, name)` gives the name that a parameter or buffer of a stage has in
+    """The modules of a rank. `names(stage, name)` gives the name that a parameter or buffer of a stage has in
     the whole model; None takes `stage.{stage}.{name}`, and the names of `split` as they are. `holders` are the
-    ranks of each stage."""
+    ranks of each stage. Of the parameters `spread` each process of the group `experts` has a part, along their
+    first dimension."""
 
-    def __init__(self, links: AnyLinks, modules: Dict[int, torch.nn.Module], holders: List[List[int]],
+    def __init__(self, links: AnyLinks, device: torch.device, modules: Dict[int, torch.nn.Module], holders: List[List[int]],
                  names: Optional[Names], spread: AbstractSet[torch.Tensor], experts: Any) -> None:
-        self._spread, self._experts = spread, experts
-        self._place, self._parts = (dist.get_rank(experts), dist.get_world_size(experts)) if spread else (0, 1)
+        self._device, self._spread, self._experts = device, spread, experts
         self._links, self._modules, self._holders, self._names = links, modules, holders, names
         self._of_model = all(getattr(module, "names_of_model", False) for module in modules.values())
 
     def name(self, stage: int, name: str) -> str:
-        """The name in the whole model."""
+        """Returns the name in the whole model."""
         for wrapped in _WRAPPED:
             name = name.replace(wrapped, "")
         if self._names is not None:
             return self._names(stage, name)
         return name if self._of_model else f"stage.{stage}.{name}"
 
-    @property
-    def _part(self) -> str:
-        return f"part{self._place}of{self._parts}"
-
     def module(self) -> torch.nn.Module:
-        """All parameters and buffers under these names, as they are now."""
+        """Returns all parameters and buffers that state dicts have under these names, as they are now."""
         whole = torch.nn.Module()
         for stage, module in self._modules.items():
             for path, part in module.named_modules(remove_duplicate=False):
-                for name, tensor in (*part._parameters.items(), *part._buffers.items()):
+                kept = (item for item in part._buffers.items() if item[0] not in part._non_persistent_buffers_set)
+                for name, tensor in (*part._parameters.items(), *kept):
                     of_model = self.name(stage, f"{path}.{name}".lstrip("."))
-                    if tensor in self._spread:
-                        parent, _, own = of_model.rpartition(".")
-                        of_model = f"{parent}.{self._part}.{own}".lstrip(".")
                     at, leaf = _place(whole, of_model)
                     if getattr(at, leaf, tensor) is not tensor:
-                        raise ValueError(f"{path}.{name} of stage {stage} has the name "
-                                         f"{self.name(stage, name)!r}, and so has another tensor: let names= "
-                                         "give each its own, the same for all holders of a stage")
+                        raise ValueError(f"{path}.{name} of stage {stage} has the name {of_model!r}, and so has "
+                                         "another tensor: let names= give each its own, the same for all holders "
+                                         "of a stage")
                     if name in part._parameters:
                         at.register_parameter(leaf, part._parameters[name])
                     else:
-                        at.register_buffer(leaf, tensor, name not in part._non_persistent_buffers_set)
+                        at.register_buffer(leaf, tensor)
         return whole
 
-    def load(self, state: Mapping[str, torch.Tensor], strict: bool) -> None:
+    def state(self) -> Dict[str, Any]:
         whole = self.module()
-        own, values = whole.state_dict(), {}
+        parts = self._parts(whole)
+        return {name: self._as_part(value) if name in parts else value for name, value in whole.state_dict().items()}
+
+    def load(self, state: Mapping[str, Any], strict: bool) -> None:
+        whole = self.module()
+        own, values, parts = whole.state_dict(), {}, self._parts(whole)
         same = self._same(whole)
         for name, tensor in own.items():
             found = next((n for n in (name, *same.get(name, ())) if n in state), None)
-            entire = name.replace(f"{self._part}.", "")
             if found is not None:
-                values[name] = _placed(state[found], tensor)
-            elif entire != name and entire in state:
-                values[name] = state[entire].chunk(self._parts)[self._place]
+                value = state[found]
+                values[name] = self._own_part(value, tensor) if name in parts else _placed(value, tensor)
         missing = [name for name in own if name not in values]
         if missing and strict:
             raise ValueError(f"the state has no {missing[0]!r}, nor {len(missing) - 1} others that stages "
@@ -80,8 +76,44 @@ class State:
                              "the state of the whole model, names= to PlanSchedule, or strict=False")
         whole.load_state_dict(values, strict=False)
 
+    def optimizer_state(self, optimizer: torch.optim.Optimizer) -> Dict[str, Any]:
+        from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
+        whole, options = self.module(), StateDictOptions(flatten_optimizer_state_dict=True)
+        state: Dict[str, Any] = get_optimizer_state_dict(whole, optimizer, options=options)
+        return self._of_parts(whole, state, self._as_part)
+
+    def load_optimizer_state(self, optimizer: torch.optim.Optimizer, state: Dict[str, Any]) -> None:
+        from torch.distributed.checkpoint.state_dict import StateDictOptions, set_optimizer_state_dict
+        whole, options = self.module(), StateDictOptions(flatten_optimizer_state_dict=True)
+        set_optimizer_state_dict(whole, optimizer, self._of_parts(whole, state, local), options=options)
+
+    def _parts(self, whole: torch.nn.Module) -> Set[str]:
+        """Returns the names of parameters of which other processes have other parts."""
+        return {name for name, parameter in whole.named_parameters() if parameter in self._spread}
+
+    def _of_parts(self, whole: torch.nn.Module, state: Dict[str, Any], change: Callable[[Any], Any]) -> Dict[str, Any]:
+        """Changes what the state of an optimizer has for such parameters."""
+        parts = tuple(f"state.{name}." for name in self._parts(whole))
+        return {key: change(value) if key.startswith(parts) and torch.is_tensor(value) and value.dim() > 0 else value
+                for key, value in state.items()}
+
+    def _as_part(self, value: torch.Tensor) -> Any:
+        """Returns the tensor of all processes of the expert group, of which `value` is here."""
+        from torch.distributed.device_mesh import DeviceMesh
+        from torch.distributed.tensor import DTensor, Shard
+        return DTensor.from_local(value, DeviceMesh.from_group(self._experts, value.device.type), [Shard(0)])
+
+    def _own_part(self, value: Any, like: torch.Tensor) -> Any:
+        if hasattr(value, "placements") or value.shape == like.shape:
+            return local(value)
+        rank, size = dist.get_rank(self._experts), dist.get_world_size(self._experts)
+        if value.shape != (size * like.shape[0], *like.shape[1:]):
+            raise ValueError(f"a parameter of shape {list(like.shape)} is one of {size} parts along dimension 0, and the "
+                             f"state has shape {list(value.shape)}")
+        return value[rank * like.shape[0]:(rank + 1) * like.shape[0]]
+
     def _same(self, whole: torch.nn.Module) -> Dict[str, List[str]]:
-        """For names of tied parameters all their names, one of which a state may leave out."""
+        """Returns for each name of a parameter all its names, of which a state needs one."""
         shared: Dict[int, List[str]] = {}
         for path, part in whole.named_modules():
             for leaf, parameter in part._parameters.items():
@@ -110,7 +142,7 @@ class State:
                     counted.setdefault(self._spread_over(parameter), []).extend(own)
         most = math.isinf(norm_type)
         combine, op = (torch.maximum, dist.ReduceOp.MAX) if most else (torch.add, dist.ReduceOp.SUM)
-        total = torch.zeros((), dtype=torch.float64, device=self._links.device)
+        total = torch.zeros((), dtype=torch.float64, device=self._device)
         for groups, parts in counted.items():
             norms = torch.stack([torch.zeros_like(total), *(norm.to(total) for norm in _norms(parts, norm_type))])
             part = norms.max() if most else norms.pow(norm_type).sum()
@@ -125,14 +157,14 @@ class State:
         return norm
 
     def _counted(self, stage: int, name: str) -> bool:
-        """Whether the gradient of a parameter counts here: of all ranks that have it, the first."""
+        """Returns whether the gradient of a parameter counts here, on the first of all ranks that have it."""
         places = getattr(self._modules[stage], "tied_parameters", {}).get(name, ())
         ranks = [rank for s in (stage, *(s for s, _ in places)) for rank in self._holders[s]]
         first: bool = self._links.rank == min(ranks)
         return first
 
     def _spread_over(self, parameter: Any) -> Groups:
-        """The groups of processes that have a part each of a parameter."""
+        """Returns the groups of processes that have a part each of a parameter."""
         placements = getattr(parameter, "placements", ())
         over_mesh = [parameter.device_mesh.get_group(dim) for dim, placement in enumerate(placements)
                      if placement.is_shard()]
@@ -156,7 +188,7 @@ def _place(whole: torch.nn.Module, name: str) -> Tuple[torch.nn.Module, str]:
 
 
 def _placed(value: Any, like: Any) -> Any:
-    """A whole tensor in parts, where `like` has them."""
+    """Returns a whole tensor in parts, where `like` has them."""
     if not hasattr(like, "placements") or hasattr(value, "placements"):
         return value
     from torch.distributed.tensor import distribute_tensor

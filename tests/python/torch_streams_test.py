@@ -123,7 +123,7 @@ def mutated(text, rank, change, **options):
 def dependencies(text):
     """(rank, position, position that it waits for) between the lanes of operations, without those that something else
     orders: the wait for a message, the turn of the memory of a RECV, other dependencies, and the loss, which an exchange
-    waits for; and without those of the first layer's backward, which has no input gradient."""
+    waits for; and without those of the first layer's backward, which has no input gradient, and of a SEND on W."""
     found = []
 
     def note(schedule):
@@ -140,6 +140,7 @@ def dependencies(text):
                 rest = [*awaited[:at], [k for k in awaited[at] if k != other], *awaited[at + 1:]]
                 if not (program[other].op.startswith("RECV") or i.op.startswith("RECV")
                         or i.op == "ATTN_B" and i.stage == i.layer == 0
+                        or i.op == "SEND_B" and program[other].op == "ATTN_W"
                         or LaneOrder(program, rest).before(other, at)):
                     found.append((schedule.rank, position_of[at], position_of[other]))
     trained(text, Machine(), note, 1, False)

@@ -19,8 +19,8 @@ Copy = Tuple[torch.Tensor, Any]  # what a rank gives away, and the event after w
 class Job:
     """What the ranks share: values that one puts and another one takes, each once."""
 
-    def __init__(self, ranks: int, device: torch.device = torch.device("cpu"), timeout: float = 300.0):
-        self.ranks, self.device, self.timeout = ranks, device, timeout
+    def __init__(self, ranks: int, timeout: float = 300.0):
+        self.ranks, self.timeout = ranks, timeout
         self.store: Any = getattr(dist, "HashStore")()
         self._values: Dict[Hashable, Any] = {}
         self._changed = threading.Condition()
@@ -52,7 +52,7 @@ class LocalLinks:
 
     def __init__(self, job: Job, rank: int):
         self.rank, self.ranks, self.replicas, self.experts = rank, list(range(job.ranks)), [rank], [rank]
-        self.device, self.timeout, self.store = job.device, job.timeout, job.store
+        self.timeout, self.store = job.timeout, job.store
         self._job, self._rounds = job, 0
         self._groups: Dict[Hashable, Any] = {}
 
@@ -71,15 +71,15 @@ class LocalLinks:
         group: LocalSum = self._groups.setdefault(name, LocalSum(self._job, self.rank, name[1]))
         return group
 
-    def combine(self, tensor: torch.Tensor, op: Any) -> None:
-        """The sum or the maximum over all ranks, in place."""
-        group: Any = self.sum_group(self.ranks)
-        if group is not None:
-            every = torch.stack(group.copies(tensor))
-            tensor.copy_(every.sum(0) if op == dist.ReduceOp.SUM else every.amax(0))
-
     def broadcast(self, tensor: torch.Tensor, group: LocalSum) -> None:
         tensor.copy_(group.copies(tensor)[0])
+
+    def combine(self, tensor: torch.Tensor, op: Any) -> None:
+        """Sums a tensor, or takes its maximum, over all ranks."""
+        group: Any = self.sum_group(self.ranks)
+        if group is not None:
+            copies = torch.stack(group.copies(tensor))
+            tensor.copy_(copies.amax(0) if op == dist.ReduceOp.MAX else copies.sum(0))
 
     def gather(self, value: Any) -> List[Any]:
         """The values of all ranks, each of which calls it."""
@@ -174,7 +174,7 @@ def run_local(ranks: int, work: Callable[[LocalLinks], Any], *, device: Any = No
     """Calls work(links) for each rank in a thread of its own, with `links` for its PlanSchedule, and returns
     the results by rank. On a GPU (`device`) each rank has a stream of its own."""
     where = torch.device("cpu" if device is None else device)
-    job, results, errors = Job(ranks, where, timeout), [None] * ranks, []
+    job, results, errors = Job(ranks, timeout), [None] * ranks, []
     api = lanes.streams_of(where)
 
     def of_rank(rank: int) -> None:

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from .local import AnyLinks
 
 
-
 class Losses:
     """The losses of the last step of a rank."""
 

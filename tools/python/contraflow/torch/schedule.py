@@ -329,4 +329,6 @@ class PlanSchedule:
 
 
 def _profiling() -> bool:
-    return bool(getattr(torch.autograd, "_profiler_enabled")())
+    """Whether a profiler records this thread, or all of them."""
+    return bool(getattr(torch.autograd, "_profiler_enabled")() or
+                getattr(torch.autograd.profiler, "_is_profiler_enabled", False))

@@ -1,17 +1,25 @@
 """What all processes must agree on before the first step, and what is refused there."""
 
+from __future__ import annotations
+
 import uuid
 import warnings
 import zlib
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Set, Tuple, Union
 
 import torch
+import torch.distributed as dist
+
+import contraflow as cf
 
 from . import program as plans
 from .batch import check_chunk_spec
 from .layers import Layers, extra_layers
 from .links import default_device, members
+from .local import AnyLinks
 from .reduce import spread_parameters
 from .sharded import check_sharded, is_sharded
+from .stage import Overlap
 
 _WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel")
 
@@ -19,20 +27,27 @@ _WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel")
 class Arguments:
     """The arguments of a PlanSchedule that its check needs, as this process has them."""
 
-    def __init__(self, plan, ranks, replicas, experts, stages, *, loss_fn, weight_grad, data_parallel, grad_reduce,
-                 on_step, rank, overlap=None, device=None, links=None, **options):
+    def __init__(self, plan: cf.Plan, ranks: List[int], replicas: List[int], experts: List[int],
+                 stages: Dict[int, torch.nn.Module], *, loss_fn: Optional[Callable[..., Any]], weight_grad: str,
+                 data_parallel: Optional[dist.ProcessGroup],
+                 grad_reduce: Optional[Callable[[int, torch.nn.Module], Any]],
+                 on_step: Optional[Callable[[int], Any]], rank: int, overlap: Optional[Overlap] = None,
+                 device: Union[torch.device, str, None] = None, links: Optional[AnyLinks] = None,
+                 **options: Any) -> None:
         self.plan, self.ranks, self.replicas, self.stages = plan, ranks, replicas, stages
         self.experts, self.links = experts, links
         self.rank = rank
         self.loss_fn, self.weight_grad = loss_fn, weight_grad
         self.data_parallel, self.grad_reduce, self.on_step = data_parallel, grad_reduce, on_step
         self.device, self.overlap = device, overlap
-        self.options = dict(options, weight_grad=weight_grad)  # that all processes must have alike
+        self.options: Dict[str, Any] = dict(options, weight_grad=weight_grad)  # that all processes must have alike
         for name, given in (("grad_reduce", grad_reduce), ("on_step", on_step)):
             self.options[name] = "given" if given is not None else None
-        self.shared, self.tied, self.spread = [], {}, []
+        self.shared: List[List[Tuple[int, int]]] = []
+        self.tied: Dict[Tuple[int, str], Tuple[Tuple[int, str], ...]] = {}
+        self.spread: List[Tuple[int, List[Tuple[Any, ...]]]] = []
 
-    def check(self):
+    def check(self) -> None:
         """Raises ValueError or TypeError, with the remedy, for what this process alone can see."""
         plan = self.plan
         plans.check(plan)
@@ -75,7 +90,7 @@ class Arguments:
         self._check_shared()
         self._check_tied()
 
-    def _check_module(self, stage, module):
+    def _check_module(self, stage: int, module: torch.nn.Module) -> None:
         if not isinstance(module, torch.nn.Module):
             raise TypeError(f"stage {stage} must be a torch.nn.Module, is a {type(module).__name__}")
         for name, part in module.named_modules():
@@ -93,7 +108,7 @@ class Arguments:
             check_sharded(f"stage {stage}", module, self.plan, data_parallel=self.data_parallel,
                           grad_reduce=self.grad_reduce)
 
-    def _check_layers(self, stage, module, kinds):
+    def _check_layers(self, stage: int, module: torch.nn.Module, kinds: str) -> None:
         if not isinstance(module, Layers):
             raise TypeError(f"stage {stage} must be a list of layers, for the plan is of level component; is a "
                             f"{type(module).__name__}")
@@ -109,7 +124,7 @@ class Arguments:
             if value:
                 raise ValueError(f"{name}= is for whole stages, and the plan is of level component: {remedy}")
 
-    def _check_experts(self):
+    def _check_experts(self) -> None:
         count = len(self.experts)
         me = self.ranks[self.rank]
         if me not in self.experts:
@@ -133,7 +148,7 @@ class Arguments:
             spread = spread_parameters(module)
             self.spread.append((stage, [(p in spread, *p.shape) for p in module.parameters()] if spread else []))
 
-    def _check_shared(self):
+    def _check_shared(self) -> None:
         holders = plans.holders(self.plan)
         for uses in self.shared:
             held_by = [holders[s] for s, _ in uses]
@@ -146,8 +161,7 @@ class Arguments:
                                  "grad_reduce and on_step, which take one stage after the other, and do "
                                  "their work behind step()")
 
-
-    def _check_tied(self):
+    def _check_tied(self) -> None:
         holders = plans.holders(self.plan)
         self.tied = {(s, name): tuple(places) for s, module in self.stages.items()
                      for name, places in getattr(module, "tied_parameters", {}).items()}
@@ -167,21 +181,21 @@ class Arguments:
                                  "and on_step, and do their work after step()")
 
 
-def _shared(plan, rank, stages):
+def _shared(plan: cf.Plan, rank: int, stages: Mapping[int, torch.nn.Module]) -> List[List[Tuple[int, int]]]:
     """Of each parameter that several stages of the rank have: [(stage, its place in the module)], the
     stage whose gradients are complete last at the end."""
-    uses = {}
+    uses: Dict[torch.nn.Parameter, List[Tuple[int, int]]] = {}
     for s in plans.completion_order(plan.programs[rank]):
         for place, p in enumerate(stages[s].parameters()):
             uses.setdefault(p, []).append((s, place))
     return [found for found in uses.values() if len(found) > 1]
 
 
-def agree(arguments, gather):
+def agree(arguments: Arguments, gather: Callable[[Any], List[Any]]) -> Any:
     """Checks the arguments of all processes together, so that none waits for one that refuses its own,
     that a pipeline has one plan, that it and its replicas have the same options, and that copies of stages
     share the same parameters. gather(value) returns the values of all processes. Returns a name for this schedule."""
-    problem = None
+    problem: Optional[Exception] = None
     try:
         arguments.check()
     except (ValueError, TypeError) as error:
@@ -193,7 +207,8 @@ def agree(arguments, gather):
                    arguments.shared, arguments.options, arguments.tied, arguments.experts, dict(arguments.spread)))
     if problem is not None:
         raise problem
-    linked, found = {*ranks}, set()  # this pipeline, its replicas and those that share its experts, and theirs
+    linked = {*ranks}  # this pipeline, its replicas and those that share its experts, and theirs
+    found: Set[int] = set()
     while linked != found:
         found = set(linked)
         linked.update(other for at in found for other in (*said[at][3], *said[at][4], *said[at][9]))
@@ -225,7 +240,7 @@ def agree(arguments, gather):
     return said[ranks[0]][2]
 
 
-def _agree_on_experts(said, linked):
+def _agree_on_experts(said: Sequence[Any], linked: Set[int]) -> None:
     """Processes that share experts must call their exchanges in one order, and have the same parameters."""
     place = {at: said[at][9].index(at) for at in linked}
     for at in sorted(linked):
@@ -251,11 +266,11 @@ def _agree_on_experts(said, linked):
                                      "the group the same layers, with as many experts on each")
 
 
-def _among(stages, shared):
+def _among(stages: Set[int], shared: Sequence[Any]) -> List[Any]:
     return [uses for uses in shared if uses[0][0] in stages]
 
 
-def warn_of_statistics(plan, rank, stages):
+def warn_of_statistics(plan: cf.Plan, rank: int, stages: Mapping[int, torch.nn.Module]) -> None:
     """Once for a schedule: BatchNorm's running statistics come out other than in one process."""
     again = {i.stage for i in plan.programs[rank] if i.op == "R"}
     holders = plans.holders(plan)

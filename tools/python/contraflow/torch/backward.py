@@ -10,8 +10,11 @@ What the graph saved for B alone is dropped after B. Where autograd cannot start
 1.13), W walks from the outputs again, which gives the same bits and costs the time of a B more.
 """
 
+from __future__ import annotations
+
 import contextlib
 from collections import Counter
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Sequence, Set, Tuple
 
 import torch
 import torch.utils.checkpoint
@@ -19,10 +22,10 @@ import torch.utils.checkpoint
 try:
     from torch.autograd.graph import GradientEdge, get_gradient_edge
 except ImportError:
-    GradientEdge = None
+    GradientEdge = None  # type: ignore[assignment, misc]
 
 
-def _starts_at_edges():
+def _starts_at_edges() -> bool:
     if GradientEdge is None:
         return False
     x = torch.ones((), requires_grad=True)
@@ -38,11 +41,11 @@ STARTS_AT_EDGES = _starts_at_edges()
 _ExecGroup = getattr(torch.utils.checkpoint, "GraphExecGroup", contextlib.nullcontext)
 
 
-def differentiable(tensor):
+def differentiable(tensor: torch.Tensor) -> bool:
     return tensor.is_floating_point() or tensor.is_complex()
 
 
-def root_of(output):
+def root_of(output: torch.Tensor) -> Any:
     """Where a backward starts: without the output itself, where autograd can, so that it is freed."""
     if output.grad_fn is None:  # an input handed through
         output = output.view_as(output)
@@ -55,10 +58,10 @@ class WeightGradStore:
     weight; W calls it. It must add to `.grad`. Other weights get their gradients in B."""
 
     enabled = False
-    _put: list = []
+    _put: List[Callable[[], Any]] = []
 
     @classmethod
-    def put(cls, work):
+    def put(cls, work: Callable[[], Any]) -> None:
         """Leaves a callable without arguments for the W of the stage and micro-batch in its B."""
         if not cls.enabled:
             raise RuntimeError("WeightGradStore.put: no B is running: compute the gradient at once "
@@ -66,7 +69,7 @@ class WeightGradStore:
         cls._put.append(work)
 
     @classmethod
-    def collect(cls, backward):
+    def collect(cls, backward: Callable[[], Any]) -> List[Callable[[], Any]]:
         """Runs `backward` and returns what it put."""
         cls.enabled = True
         try:
@@ -77,17 +80,20 @@ class WeightGradStore:
             cls._put = []
 
 
-def _computes_at_once(node):
+def _computes_at_once(node: Any) -> bool:
     """Whether its backward computes all gradients, also where one is asked for: functions of Python, and
     those of C++ extensions."""
     return isinstance(node, torch._C._FunctionBase) or type(node).__name__ == "CppFunction"
 
 
-def _joints(roots, inputs):
+def _joints(roots: Sequence[Tuple[Any, int]], inputs: Iterable[Any]) -> Tuple[
+        List[Tuple[Any, List[int], List[torch.Tensor]]], List[torch.Tensor], List[Any]]:
     """The nodes at which weights join the way from the inputs to the roots: [(node, its outputs that
     have a gradient, leaves that join there)]; the leaves that join where all gradients are computed at once;
     and the nodes that lead from none of the former to its leaves."""
-    edges, parents, outputs = {}, {}, {}
+    edges: Dict[Any, Any] = {}
+    parents: Dict[Any, List[Any]] = {}
+    outputs: Dict[Any, Set[int]] = {}
     stack = []
     for node, output in roots:
         outputs.setdefault(node, set()).add(output)
@@ -111,9 +117,9 @@ def _joints(roots, inputs):
             on_way.add(node)
             stack.extend(parents.get(node, ()))
 
-    used = set()
+    used: Set[Any] = set()
 
-    def leaves_below(starts, used):
+    def leaves_below(starts: List[Any], used: Set[Any]) -> List[torch.Tensor]:
         found, seen, stack = [], set(), starts
         while stack:
             node = stack.pop()
@@ -142,7 +148,7 @@ def _joints(roots, inputs):
     return joints, at_once, [node for node in edges if node not in used]
 
 
-def _drop_saved(nodes):
+def _drop_saved(nodes: Iterable[Any]) -> None:
     """Frees what autograd saved for these nodes, which do not run again."""
     for node in nodes:
         kind = type(node)
@@ -158,18 +164,18 @@ def _drop_saved(nodes):
                     pass  # no tensor was saved there, or somebody else's hooks keep it elsewhere
 
 
-_saved_names: dict = {}
+_saved_names: Dict[type, List[str]] = {}
 
 
-def _nothing(_):
+def _nothing(_: Any) -> None:
     return None
 
 
 @contextlib.contextmanager
-def _kept(nodes):
+def _kept(nodes: Iterable[Any]) -> Iterator[None]:
     """For a backward after which the graph is used again, but not these nodes: compiled blocks refuse it where
     they write into what they saved."""
-    blocks = [getattr(getattr(type(node), "_forward_cls", None), "metadata", None) for node in nodes]
+    blocks: List[Any] = [getattr(getattr(type(node), "_forward_cls", None), "metadata", None) for node in nodes]
     donated = [(block, block.bw_donated_idxs) for block in blocks if getattr(block, "bw_donated_idxs", None)]
     for block, _ in donated:
         block.bw_donated_idxs = []
@@ -180,18 +186,21 @@ def _kept(nodes):
             block.bw_donated_idxs = indices
 
 
-def _add(leaf, grad):
+def _add(leaf: torch.Tensor, grad: torch.Tensor) -> None:
     """Adds to `.grad` what autograd did not."""
     leaf.grad = grad.clone() if leaf.grad is None else leaf.grad.add_(grad)
     for hook in list((getattr(leaf, "_post_accumulate_grad_hooks", None) or {}).values()):
         hook(leaf)
 
 
-def backward_input(roots, grads, inputs):
+def backward_input(roots: Sequence[Any], grads: Sequence[Any], inputs: Sequence[Any]) -> Tuple[Sequence[Any], Any]:
     """B: the gradients of `inputs` (None where one is not used), and what `backward_weight` needs; None where
     B was a full backward."""
-    starts = [(root.node, root.output_nr) if STARTS_AT_EDGES else (root.grad_fn, root.output_nr)
-              for root in roots]
+    got: Sequence[Any]
+    early: Any
+    at_once: Any
+    starts: List[Any] = [(root.node, root.output_nr) if STARTS_AT_EDGES else (root.grad_fn, root.output_nr)
+                         for root in roots]
     joints, at_once, done = _joints(starts, [x.view_as(x).grad_fn.next_functions[0][0] for x in inputs])
     if at_once and not joints:
         torch.autograd.backward(roots, grads)
@@ -205,7 +214,8 @@ def backward_input(roots, grads, inputs):
         return got, [(root, grad, grad._version) for root, grad in zip(roots, kept)]
     uses = Counter(id(leaf) for _, _, leaves in joints for leaf in leaves)
     at_once = {id(leaf): leaf for leaf in at_once}
-    later, early, wanted = [], {}, list(inputs)
+    later: List[Any] = []
+    early, wanted = {}, list(inputs)
     for node, outputs, leaves in joints:
         own = []
         for leaf in leaves:
@@ -220,7 +230,7 @@ def backward_input(roots, grads, inputs):
             later.append((starts, slice(len(wanted), len(wanted) + len(starts)), own))
             wanted.extend(starts)
     early, at_once = list(early.values()), list(at_once.values())
-    versions = {}  # of the gradients that W needs, before a function could write into them
+    versions: Dict[Tuple[Any, int], int] = {}  # of the gradients that W needs, before a function could write into them
     for (start, *_), _, _ in later if any(map(_computes_at_once, done)) else ():
         start.node.register_prehook(lambda grads, node=start.node: versions.update(
             {(node, at): grad._version for at, grad in enumerate(grads) if grad is not None}))
@@ -237,7 +247,7 @@ def backward_input(roots, grads, inputs):
     return got[:len(inputs)], late
 
 
-def _unchanged(known):
+def _unchanged(known: Sequence[Tuple[Any, Any, int]]) -> Tuple[List[Any], List[Any]]:
     """Roots and gradients of a backward, from [(root, gradient, its version when it was made)]."""
     if any(grad._version != version for _, grad, version in known):
         raise RuntimeError("an autograd function of this stage, or of the one before it on this rank, wrote into "
@@ -246,7 +256,7 @@ def _unchanged(known):
     return [root for root, _, _ in known], [grad for _, grad, _ in known]
 
 
-def backward_weight(left, weights):
+def backward_weight(left: Any, weights: Sequence[torch.Tensor]) -> None:
     """W: adds the gradients of the weights to their `.grad`, from what `backward_input` left."""
     if not STARTS_AT_EDGES:
         if left and weights:

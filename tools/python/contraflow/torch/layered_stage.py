@@ -198,10 +198,10 @@ class LayeredStage(Stage):
             one.after, other.before = other, one
         return made
 
-    def open_parts(self, cell: Cell) -> Any:
+    def open_parts(self, cell: Cell) -> Values:
         """What the first layer reads."""
         self._open(cell)
-        x: Any = cell.x
+        x: Values = cell.x
         cell.x = None
         return x
 

@@ -5,17 +5,24 @@ message waits behind one of another edge or direction, and NCCL, which launches 
 program, can at worst serialize it, which the proof of the plan covers.
 """
 
+from __future__ import annotations
+
 import contextlib
 import datetime
 import weakref
-from typing import Any
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Set, Tuple, Union
 
 import torch
 import torch.distributed as dist
 
+if TYPE_CHECKING:
+    from .local import AnyLinks
+
 _DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32,
            torch.int16, torch.int8, torch.uint8, torch.bool, torch.complex64, torch.complex128)
 _HEADER = 64  # numbers in a header: how many tensors, then dtype, dimensions and sizes of each
+Form = List[Tuple[torch.Size, torch.dtype]]  # of the tensors of a message
+Works = List[Tuple[Any, torch.Tensor]]  # messages under way
 
 
 class Links:
@@ -30,8 +37,10 @@ class Links:
     device          where messages live (None: the current GPU where the backend is NCCL, else the CPU)
     """
 
-    def __init__(self, edges, sums, group=None, data_parallel=None, timeout=300.0, device=None,
-                 expert_parallel=None):
+    def __init__(self, edges: Iterable[Tuple[int, int]], sums: Iterable[Tuple[int, ...]],
+                 group: Optional[dist.ProcessGroup] = None, data_parallel: Optional[dist.ProcessGroup] = None,
+                 timeout: float = 300.0, device: Union[torch.device, str, None] = None,
+                 expert_parallel: Optional[dist.ProcessGroup] = None) -> None:
         me = dist.get_rank()
         if _discarded:
             torch.cuda.synchronize()
@@ -47,16 +56,17 @@ class Links:
         copies_of = {True: {at: replicas for at, (_, replicas, _, _, _) in enumerate(asked)}}
         copies_of[False] = {at: [r for e in experts for r in copies_of[True][e]]
                             for at, (_, _, experts, _, _) in enumerate(asked)}
-        pairs, sets = set(), set()
+        pairs: Set[Tuple[int, int]] = set()
+        sets: Set[Tuple[int, ...]] = set()
         for ranks, _, _, their_edges, their_sums in asked:
             pairs.update((ranks[a], ranks[b]) for a, b in their_edges)
             sets.update(_all_holders(ranks, holders, copies) for holders in their_sums
                         for copies in copies_of.values())
         # NCCL ends the process without a report, so the watch of the schedule comes first.
         limit = datetime.timedelta(seconds=timeout + (60.0 if _uses_nccl() else 0.0))
-        self._edges = {pair: dist.new_group(sorted(pair), timeout=limit, pg_options=_options(limit))
-                       for pair in sorted(pairs)}
-        self._sums = {}
+        self._edges: Dict[Tuple[int, int], Any] = {
+            pair: dist.new_group(sorted(pair), timeout=limit, pg_options=_options(limit)) for pair in sorted(pairs)}
+        self._sums: Dict[Tuple[int, ...], Any] = {}
         for processes in sorted(sets):
             if len(processes) > 1:
                 self._sums[processes] = dist.new_group(list(processes), timeout=limit)
@@ -70,7 +80,7 @@ class Links:
         self._give_back.atexit = False
         self._connect(torch.device(device) if device is not None else default_device(), expert_parallel)
 
-    def _connect(self, device, expert_parallel):
+    def _connect(self, device: torch.device, expert_parallel: Optional[dist.ProcessGroup]) -> None:
         """Sends one element over each group, in one order everywhere. NCCL connects at the first message
         of a group, and may hang there while other messages wait on the device."""
         me, element = dist.get_rank(), torch.zeros(1, device=device)
@@ -85,12 +95,12 @@ class Links:
             sent = torch.zeros(len(self.experts), device=device)
             dist.all_to_all_single(torch.empty_like(sent), sent, group=expert_parallel)
 
-    def close(self):
+    def close(self) -> None:
         """Gives the process groups back. Links that are dropped do the same."""
         self._edges, self._sums = {}, {}
         self._give_back()
 
-    def edge(self, source, target):
+    def edge(self, source: int, target: int) -> Tuple[Any, int]:
         """The group of a directed edge between two ranks of the pipeline, and the place of the peer
         of this rank in it."""
         pair = self.ranks[source], self.ranks[target]
@@ -100,13 +110,13 @@ class Links:
         peer = pair[1] if pair[0] == dist.get_rank() else pair[0]
         return self._edges[pair], sorted(pair).index(peer)
 
-    def headers(self, source, target):
+    def headers(self, source: int, target: int) -> Tuple[Any, int]:
         """The same for the forms of messages."""
         if self._headers is None:
             return self.edge(source, target)
         return self._headers, self.ranks[target if source == self.rank else source]
 
-    def sum_group(self, holders, spread=False):
+    def sum_group(self, holders: Sequence[int], spread: bool = False) -> Any:
         """The group over which the gradients of a stage with these holders are added, with all replicas, and
         unless the parameters are `spread` over it with the expert group; None if that is this process alone."""
         processes = _all_holders(self.ranks, holders, self._copies_of[spread])
@@ -119,16 +129,16 @@ class Links:
         """Sums a tensor, or takes its maximum, over the ranks of the pipeline."""
         dist.all_reduce(tensor, op, group=self._group)
 
-    def broadcast(self, tensor, sum_group):
+    def broadcast(self, tensor: torch.Tensor, sum_group: Any) -> None:
         """Gives all of one of the groups for sums what its first process has."""
         processes = next(at for at, group in self._sums.items() if group is sum_group)
         dist.broadcast(tensor, processes[0], group=sum_group)
 
 
-_discarded = []  # groups of NCCL, which are not destroyed in the middle of anything
+_discarded: List[Any] = []  # groups of NCCL, which are not destroyed in the middle of anything
 
 
-def _give_back(groups):
+def _give_back(groups: List[Any]) -> None:
     """Of links that are dropped or closed."""
     if dist.is_initialized() and _uses_nccl():
         _discarded.extend(groups)
@@ -136,13 +146,13 @@ def _give_back(groups):
         _destroy(groups)
 
 
-def _destroy(groups):
+def _destroy(groups: List[Any]) -> None:
     while groups:
         with contextlib.suppress(RuntimeError, ValueError, AssertionError):  # the job may have ended them
             dist.destroy_process_group(groups.pop())
 
 
-def default_device(modules=()):
+def default_device(modules: Iterable[torch.nn.Module] = ()) -> torch.device:
     """Where messages live if no argument says it: where the modules are."""
     for module in modules:
         for tensor in module.parameters():
@@ -150,12 +160,12 @@ def default_device(modules=()):
     return torch.device("cuda", torch.cuda.current_device()) if _uses_nccl() else torch.device("cpu")
 
 
-def _uses_nccl():
+def _uses_nccl() -> bool:
     config = getattr(dist, "get_backend_config", dist.get_backend)()
     return "nccl" in str(config) and torch.cuda.is_available()
 
 
-def _options(limit):
+def _options(limit: datetime.timedelta) -> Any:
     """Of the group of an edge. Messages pass products that wait, and hold two of the processors: NCCL would
     take up to 32, and 12 MiB of memory for each."""
     if not _uses_nccl():
@@ -167,47 +177,48 @@ def _options(limit):
     return options
 
 
-def _complete(work, device):
+def _complete(work: Any, device: torch.device) -> None:
     work.wait()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
-def gather(value):
+def gather(value: Any) -> List[Any]:
     """The values of all processes, each of which calls it."""
-    values = [None] * dist.get_world_size()
+    values: List[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(values, value)
     return values
 
 
-def members(group):
+def members(group: Optional[dist.ProcessGroup]) -> List[int]:
     """The processes of a group, in the order of their ranks in it; None: all."""
     if group is None:
         return list(range(dist.get_world_size()))
     if hasattr(dist, "get_process_group_ranks"):
         return dist.get_process_group_ranks(group)
-    to_group = dist.distributed_c10d._pg_group_ranks[group]
+    to_group: Any = dist.distributed_c10d._pg_group_ranks[group]
     return sorted(to_group, key=to_group.get)
 
 
-def _all_holders(ranks, holders, copies_of):
+def _all_holders(ranks: Sequence[int], holders: Iterable[int],
+                 copies_of: Mapping[int, Iterable[int]]) -> Tuple[int, ...]:
     return tuple(sorted({r for holder in holders for r in copies_of[ranks[holder]]}))
 
 
 class Edge:
     """This rank's end of a directed edge."""
 
-    def __init__(self, links, source, target, device, variable_shapes):
+    def __init__(self, links: AnyLinks, source: int, target: int, device: torch.device, variable_shapes: bool) -> None:
         (group, self._peer), (headers, self._header_peer) = (
             links.edge(source, target), links.headers(source, target))
         sends = source == links.rank
-        self._post = group.send if sends else group.recv
-        self._post_header = headers.send if sends else headers.recv
-        self._headers = []  # under way
+        self._post: Callable[..., Any] = group.send if sends else group.recv
+        self._post_header: Callable[..., Any] = headers.send if sends else headers.recv
+        self._headers: Works = []  # under way
         self._device, self._variable = device, variable_shapes
-        self._forms = {}  # by stage: the form of its messages, once known to both
+        self._forms: Dict[int, Form] = {}  # by stage: the form of its messages, once known to both
 
-    def send(self, stage, tensors):
+    def send(self, stage: int, tensors: Sequence[torch.Tensor]) -> Works:
         """Posts an activation of `stage`, and its form before it where the receiver cannot know it.
         Returns what `wait` takes."""
         tensors = [t.contiguous() for t in tensors]
@@ -225,7 +236,7 @@ class Edge:
             works.append((self._post([t], self._peer, 0), t))
         return works
 
-    def receive(self, stage):
+    def receive(self, stage: int) -> Tuple[Tuple[torch.Tensor, ...], Works]:
         """Posts the receives of an activation of `stage`, once its form is known. Returns its tensors
         and what `wait` takes."""
         form = self._forms.get(stage)
@@ -235,7 +246,7 @@ class Edge:
             form = self._forms[stage] = _form(header.tolist())
         return self.receive_as(form)
 
-    def send_as(self, tensors):
+    def send_as(self, tensors: Sequence[torch.Tensor]) -> Works:
         """Posts tensors whose form the receiver knows."""
         works = []
         for t in tensors:
@@ -243,23 +254,23 @@ class Edge:
             works.append((self._post([t], self._peer, 0), t))
         return works
 
-    def receive_as(self, form):
+    def receive_as(self, form: Form) -> Tuple[Tuple[torch.Tensor, ...], Works]:
         tensors = tuple([torch.empty(shape, dtype=dtype, device=self._device)
                          for shape, dtype in form])
         return tensors, [(self._post([t], self._peer, 0), t) for t in tensors]
 
-    def finish(self):
+    def finish(self) -> None:
         """At the end of a step."""
         wait(self._headers)
         self._headers = []
 
 
-def wait(works):
+def wait(works: Works) -> None:
     for work, _ in works:
         work.wait()
 
 
-def _header(form):
+def _header(form: Form) -> torch.Tensor:
     numbers = [len(form)]
     for shape, dtype in form:
         numbers += [_DTYPES.index(dtype), len(shape), *shape]
@@ -269,8 +280,9 @@ def _header(form):
     return torch.tensor(numbers + [0] * (_HEADER - len(numbers)))
 
 
-def _form(numbers):
-    form, at = [], 1
+def _form(numbers: List[int]) -> Form:
+    form: Form = []
+    at = 1
     for _ in range(numbers[0]):
         dtype, dims = numbers[at:at + 2]
         form.append((torch.Size(numbers[at + 2:at + 2 + dims]), _DTYPES[dtype]))
@@ -278,5 +290,5 @@ def _form(numbers):
     return form
 
 
-def _describe(form):
+def _describe(form: Form) -> str:
     return ", ".join(f"{str(dtype)[6:]}{list(shape)}" for shape, dtype in form)

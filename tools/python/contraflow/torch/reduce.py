@@ -1,27 +1,36 @@
 """The gradients of the stages at the end of a step: scaled, and summed over all that hold a copy."""
 
+from __future__ import annotations
+
+from typing import AbstractSet, Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
+
 import torch
+
+import contraflow as cf
 
 from . import program as plans
 from . import sharded
+from .stage import Stage
 
 BUCKET = 100 * 2**20  # bytes that are summed at once, and stand beside the gradients
 
 
-def spread_parameters(module):
+def spread_parameters(module: torch.nn.Module) -> Set[torch.nn.Parameter]:
     """The parameters of a module that are not the same in an expert group: `expert_parameters()` of layers, and
     those with the attribute `expert`."""
     found = {p for p in module.parameters() if getattr(p, "expert", False)}
+    part: Any
     for part in module.modules():
         if hasattr(part, "expert_parameters"):
             found.update(part.expert_parameters())
     return found
 
 
-def tied_ranks(plan, stages):
+def tied_ranks(plan: cf.Plan, stages: Mapping[int, torch.nn.Module]) -> Dict[Tuple[int, ...], List[Tuple[int, str]]]:
     """Returns the parameters that are also those of stages on other ranks (`tied_parameters` of a module: {name: all
     (stage, name) that are one}), by the ranks that hold any of them: [(stage, name)] of this rank."""
-    held, found = plans.holders(plan), {}
+    held = plans.holders(plan)
+    found: Dict[Tuple[int, ...], List[Tuple[int, str]]] = {}
     for s, module in sorted(stages.items()):
         for name, places in getattr(module, "tied_parameters", {}).items():
             ranks = tuple(sorted({rank for stage, _ in places for rank in held[stage]}))
@@ -36,12 +45,17 @@ class GradientSum:
     stage the average over its mesh is summed. `hook(stage, module)` then does what else has to be done over
     replicas."""
 
-    def __init__(self, stage, group, divisor, hook=None, spread=frozenset(), of_spread=None):
-        self._stage, self._group, self._divisor, self._hook = stage, group, divisor, hook
+    def __init__(self, stage: Optional[Stage], group: Any, divisor: int,
+                 hook: Optional[Callable[[int, torch.nn.Module], Any]] = None,
+                 spread: AbstractSet[torch.Tensor] = frozenset(), of_spread: Any = None) -> None:
+        self._stage: Any = stage
+        self._group, self._divisor, self._hook = group, divisor, hook
         self._spread, self._of_spread = spread, of_spread
-        self._weights, self._before, self._going = [], [], []
+        self._weights: Sequence[torch.Tensor] = []
+        self._before: List[Tuple[torch.Tensor, Any]] = []
+        self._going: List[Tuple[Any, torch.Tensor, List[torch.Tensor]]] = []
 
-    def begin(self, weights):
+    def begin(self, weights: Sequence[torch.Tensor]) -> None:
         """Before a step: `weights` are those to sum with the stage. What they have in `.grad` is kept apart,
         for it is complete."""
         self._weights, self._before = weights, []
@@ -50,12 +64,14 @@ class GradientSum:
             for p, _ in self._before:
                 p.grad = None
 
-    def start(self):
+    def start(self) -> List[torch.Tensor]:
         """After the last weight gradient of the stage. Returns gradients of other lanes that are not needed any
         more (order.mark_lane)."""
         if self._stage is not None and self._stage.sharded:
             sharded.reduce(self._stage.module)
-        alone, by_kind, foreign = [], {}, []
+        alone: List[torch.Tensor] = []
+        by_kind: Dict[Any, Tuple[Any, List[torch.Tensor]]] = {}
+        foreign: List[torch.Tensor] = []
         for p in self._weights:
             group = self._of_spread if p in self._spread else self._group
             if group is not None:
@@ -79,7 +95,7 @@ class GradientSum:
             self._hook(self._stage.number, self._stage.module)
         return foreign
 
-    def finish(self):
+    def finish(self) -> None:
         """Waits for the sum and adds it to what was in `.grad`."""
         self._wait()
         for p, before in self._before:
@@ -88,7 +104,7 @@ class GradientSum:
             p.grad = before
         self._before = []
 
-    def _wait(self):
+    def _wait(self) -> None:
         for work, flat, params in self._going:
             work.wait()
             if self._divisor != 1:
@@ -102,9 +118,10 @@ class GradientSum:
         self._going = []
 
 
-def _buckets(weights):
+def _buckets(weights: Sequence[torch.Tensor]) -> Iterator[List[torch.Tensor]]:
     """The weights in parts of at most BUCKET bytes, or of one weight."""
-    bucket, size = [], 0
+    bucket: List[torch.Tensor] = []
+    size = 0
     for p in weights:
         count = sharded.local(p).numel() * p.element_size()
         if bucket and size + count > BUCKET:
@@ -116,7 +133,7 @@ def _buckets(weights):
         yield bucket
 
 
-def _parts(params, flat):
+def _parts(params: Sequence[torch.Tensor], flat: Any) -> Iterator[Tuple[torch.Tensor, torch.Tensor]]:
     """Each weight with its part of a bucket."""
     for p, part in zip(params, flat.split([sharded.local(p).numel() for p in params])):
         yield p, part.view(sharded.local(p).shape)

@@ -1,15 +1,19 @@
 """Stages sharded over replicas with `fully_shard`: gathered once a step, by the first forward, and
 reduced and sharded again where the plan has their gradients complete."""
 
+from __future__ import annotations
+
 from typing import Any
 
+import contraflow as cf
 
-def is_sharded(module):
+
+def is_sharded(module: Any) -> bool:
     """Of a module, not of what it holds."""
     return any(c.__name__ == "FSDPModule" and c.__module__.startswith("torch.") for c in type(module).__mro__)
 
 
-def check_sharded(place, module, plan, *, data_parallel, grad_reduce):
+def check_sharded(place: str, module: Any, plan: cf.Plan, *, data_parallel: Any, grad_reduce: Any) -> None:
     """Raises ValueError, with the remedy, unless the stage can be run."""
     if not hasattr(module, "finalize_backward"):
         raise ValueError(f"{place} is sharded with fully_shard, whose gradients can be reduced apart from a "
@@ -27,14 +31,14 @@ def check_sharded(place, module, plan, *, data_parallel, grad_reduce):
                              f"{plan.data_parallel} replicas")
 
 
-def reshard(module):
+def reshard(module: Any) -> None:
     """Leaves to this process no more than its share."""
     for part in module.modules():
         if is_sharded(part):
             part.reshard()
 
 
-def begin(module):
+def begin(module: Any) -> None:
     """Before a step: backwards add up what the last of them reduces, and no one shards in between."""
     reshard(module)
     module.set_reshard_after_forward(False)
@@ -43,7 +47,7 @@ def begin(module):
     module.set_manual_backward_finalization(True)
 
 
-def reduce(module):
+def reduce(module: Any) -> None:
     """Behind the last weight gradient: `.grad` is the average over the mesh, sharded."""
     module.set_requires_gradient_sync(True)
     module.set_reshard_after_backward(True)

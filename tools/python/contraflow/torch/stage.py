@@ -1,7 +1,10 @@
 """What F, B, W, BW, FB and R do to one stage of the model and one micro-batch."""
 
+from __future__ import annotations
+
 import contextlib
 import warnings
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import torch
 
@@ -16,13 +19,28 @@ class Cell:
 
     __slots__ = ("stage", "microbatch", "again", "next", "back", "x", "kwargs", "target", "y_form",
                  "roots", "used", "dy", "out", "dx", "left", "rng", "loss", "output")
+    next: Optional[Cell]
+    back: Optional[Cell]
+    kwargs: Dict[str, Any]
+    target: Tuple[Any, ...]
+    x: Any
+    y_form: Any
+    roots: Any
+    used: Any
+    dy: Any
+    out: Any
+    dx: Any
+    left: Any
+    rng: Any
+    loss: Any
+    output: Any
 
-    def __init__(self, stage, microbatch, again):
+    def __init__(self, stage: int, microbatch: int, again: bool) -> None:
         self.stage, self.microbatch, self.again = stage, microbatch, again
         self.next = self.back = None
         self.forget()
 
-    def forget(self):
+    def forget(self) -> None:
         """Drops all that a step left."""
         self.kwargs = {}
         self.target = ()
@@ -34,13 +52,13 @@ class ForwardChunk:
     """The forward of an FB, for `Overlap`: `module(*inputs, **kwargs)`, and behind it
     `loss_fn(output, *target)` at the last stage (else `loss_fn` is None). `run()` does both."""
 
-    def __init__(self, stage, cell):
+    def __init__(self, stage: Stage, cell: Cell) -> None:
         self.stage, self.microbatch, self.module = stage.number, cell.microbatch, stage.module
         self.inputs, self.kwargs, self.target = cell.x, cell.kwargs, cell.target
         self.loss_fn = stage.loss_fn if stage.last else None
         self._stage, self._cell = stage, cell
 
-    def run(self):
+    def run(self) -> Any:
         return self._stage.apply(self._cell)
 
 
@@ -48,11 +66,11 @@ class BackwardChunk:
     """The full backward of an FB, for `Overlap`: what `torch.autograd.backward(roots, grads)` does to
     the gradients of the weights and of `inputs`. `run()` does that."""
 
-    def __init__(self, stage, cell):
+    def __init__(self, stage: Stage, cell: Cell) -> None:
         self.stage, self.microbatch, self.module = stage.number, cell.microbatch, stage.module
         self.inputs, self.roots, self.grads = cell.x, cell.roots, stage.start_grads(cell)
 
-    def run(self):
+    def run(self) -> None:
         if self.roots:
             torch.autograd.backward(self.roots, self.grads)
 
@@ -60,7 +78,7 @@ class BackwardChunk:
 class Overlap:
     """How an FB runs its two chunks; override it to run them at the same time."""
 
-    def forward_backward(self, forward, backward):
+    def forward_backward(self, forward: ForwardChunk, backward: BackwardChunk) -> Any:
         """Does what `forward.run()` (ForwardChunk) and `backward.run()` (BackwardChunk) do, and
         returns what `forward.run()` returns."""
         result = forward.run()
@@ -71,30 +89,32 @@ class Overlap:
 class Stage:
     """A module as a stage. `split` is "autograd" or "store" (WeightGradStore)."""
 
-    def __init__(self, number, module, last, loss_fn, split="autograd", keep_rng=True):
+    def __init__(self, number: int, module: torch.nn.Module, last: bool, loss_fn: Any, split: str = "autograd",
+                 keep_rng: bool = True) -> None:
         self.number, self.module, self.loss_fn = number, module, loss_fn
         self.first, self.last = number == 0, last
         self.split, self.keep_rng = split, keep_rng
-        self.one, self.told = None, False
+        self.one: Optional[torch.Tensor] = None
+        self.told = False
         self.sharded = sharded.is_sharded(module)
         self.device = next((t.device for t in (*module.parameters(), *module.buffers())), None)
         self.begin(False)
 
-    def begin(self, keep_output):
+    def begin(self, keep_output: bool) -> None:
         """Before each step: what is trained may have changed."""
         self.keep_output = keep_output
         if self.sharded:
             sharded.begin(self.module)
         self.weights = [p for p in self.module.parameters() if p.requires_grad]
 
-    def end(self):
+    def end(self) -> None:
         """Behind each step."""
         if self.sharded:
             sharded.reshard(self.module)
 
     # F and R
 
-    def forward(self, cell):
+    def forward(self, cell: Cell) -> None:
         self._open(cell)
         if cell.again:
             if self.keep_rng:
@@ -104,7 +124,7 @@ class Stage:
         else:
             self._close(cell, self.apply(cell))
 
-    def forward_only(self, cell):
+    def forward_only(self, cell: Cell) -> None:
         """F where no backward follows; without a target there is no loss."""
         if self.last and not cell.target:
             output = self.module(*cell.x, **cell.kwargs)
@@ -113,14 +133,14 @@ class Stage:
             self._close(cell, self.apply(cell))
         cell.x = None
 
-    def forward_again(self, cell):
+    def forward_again(self, cell: Cell) -> None:
         """R: from the input that F kept, with the random numbers that F had."""
         random, cell.rng = cell.rng, None
         with restored_rng(random):
             result = self.apply(cell)
         self._keep_roots(cell, self._outputs(result))
 
-    def apply(self, cell):
+    def apply(self, cell: Cell) -> Any:
         """The module, and behind the last stage the loss."""
         output = self.module(*cell.x, **cell.kwargs)
         if not self.last:
@@ -129,13 +149,13 @@ class Stage:
             cell.output = output.detach() if torch.is_tensor(output) else output
         return self.loss_fn(output, *cell.target)
 
-    def _open(self, cell):
+    def _open(self, cell: Cell) -> None:
         if not self.first:
             for x in cell.x:
                 if differentiable(x):
                     x.requires_grad_()
 
-    def _close(self, cell, result):
+    def _close(self, cell: Cell, result: Any) -> None:
         outputs = self._outputs(result)
         if self.last:
             cell.loss = result.detach()
@@ -149,7 +169,7 @@ class Stage:
         if not cell.again:
             self._keep_roots(cell, outputs)
 
-    def _outputs(self, result):
+    def _outputs(self, result: Any) -> Tuple[torch.Tensor, ...]:
         if torch.is_tensor(result) and (not self.last or result.numel() == 1):
             return (result,)
         if self.last:
@@ -160,7 +180,7 @@ class Stage:
         raise TypeError(f"stage {self.number} must return a tensor or a tuple of tensors, returned a "
                         f"{type(result).__name__}: {result!r:.80}")
 
-    def _keep_roots(self, cell, outputs):
+    def _keep_roots(self, cell: Cell, outputs: Sequence[torch.Tensor]) -> None:
         if self.last:
             self.check_loss(outputs[0])
         if len(outputs) == 1 and outputs[0].requires_grad:
@@ -170,33 +190,33 @@ class Stage:
             cell.used = [y.requires_grad for y in outputs]
             cell.roots = [root_of(y) for y in outputs if y.requires_grad]
 
-    def check_loss(self, loss):
+    def check_loss(self, loss: torch.Tensor) -> None:
         if torch.is_grad_enabled() and not loss.requires_grad:
             raise RuntimeError("the loss does not require a gradient: it depends on no parameter and on no "
                                "input of the last stage, or was detached from them")
 
     # B, W and BW
 
-    def start_grad(self, loss):
+    def start_grad(self, loss: torch.Tensor) -> torch.Tensor:
         """The gradient of the loss, unless a function wrote into it."""
         if self.one is None or self.one.dtype != loss.dtype or self.one._version:
             self.one = torch.ones_like(loss)
         return self.one
 
-    def start_grads(self, cell):
+    def start_grads(self, cell: Cell) -> Any:
         if self.last:
             return [self.start_grad(cell.loss)] * len(cell.roots)
         if cell.used is None:
             return cell.dy
         return [dy for dy, used in zip(cell.dy, cell.used) if used]
 
-    def backward(self, cell):
+    def backward(self, cell: Cell) -> None:
         """BW."""
         if cell.roots:
             torch.autograd.backward(cell.roots, self.start_grads(cell))
         self.close_backward(cell)
 
-    def close_backward(self, cell):
+    def close_backward(self, cell: Cell) -> None:
         """Behind a full backward: hands the gradients of the inputs on and drops the activation."""
         if not self.first:
             dx = []
@@ -207,10 +227,12 @@ class Stage:
             self._hand_back(cell, dx)
         cell.x = cell.roots = cell.dy = None
 
-    def backward_input(self, cell):
+    def backward_input(self, cell: Cell) -> None:
         """B. The first stage has no input gradient: all its backward waits for W."""
         if self.first:
             return
+        dx: Sequence[Any]
+        left: Any
         inputs = [x for x in cell.x if differentiable(x)]
         if not cell.roots:
             dx, left = [None] * len(inputs), None
@@ -234,7 +256,7 @@ class Stage:
         cell.x = cell.roots = cell.dy = None
         cell.left = left
 
-    def backward_weight(self, cell):
+    def backward_weight(self, cell: Cell) -> None:
         """W."""
         if self.first:
             self.backward(cell)
@@ -248,7 +270,7 @@ class Stage:
         else:
             backward_weight(left, self.weights)
 
-    def _hand_back(self, cell, dx):
+    def _hand_back(self, cell: Cell, dx: Sequence[torch.Tensor]) -> None:
         if cell.back is None:
             cell.dx = dx
         else:
@@ -256,7 +278,7 @@ class Stage:
 
     # FB
 
-    def forward_backward(self, cell, other, other_cell, overlap):
+    def forward_backward(self, cell: Cell, other: Stage, other_cell: Cell, overlap: Optional[Overlap]) -> None:
         """F of this stage with BW of another one."""
         if overlap is None or cell.again:
             self.forward(cell)
@@ -269,7 +291,7 @@ class Stage:
 
 
 @contextlib.contextmanager
-def without_cast_cache():
+def without_cast_cache() -> Iterator[None]:
     """For forwards without gradients inside autocast: torch 1.13 would keep their casts of the weights,
     which have no gradient, for the forwards that need one."""
     before = torch.is_autocast_cache_enabled()
@@ -280,7 +302,7 @@ def without_cast_cache():
         torch.set_autocast_cache_enabled(before)
 
 
-def rng_state(device):
+def rng_state(device: Optional[torch.device]) -> Tuple[torch.Tensor, Optional[torch.device], Any]:
     """The state of the random numbers of the host, and of a GPU where that is the device."""
     if device is None or device.type != "cuda":
         return torch.get_rng_state(), None, None
@@ -288,7 +310,7 @@ def rng_state(device):
 
 
 @contextlib.contextmanager
-def restored_rng(state):
+def restored_rng(state: Any) -> Iterator[None]:
     """Runs with a state that `rng_state` gave, or as it is (None)."""
     if state is None:
         yield
@@ -301,7 +323,7 @@ def restored_rng(state):
         _set_rng_state(before)
 
 
-def _set_rng_state(state):
+def _set_rng_state(state: Any) -> None:
     host, device, of_device = state
     torch.set_rng_state(host)
     if device is not None:

@@ -59,7 +59,7 @@ class Walk:
         for i in self.program.instructions:
             for key in (forward_cell(i), back_cell(i)):
                 if key is not None and key not in self.cells:
-                    self.cells[key] = Cell(*key, key in self.program.again)
+                    self.cells[key] = Cell(key[0], key[1], key in self.program.again)
         for (s, m), cell in self.cells.items():
             following = self.cells.get((s + 1, m))
             if following is not None:
@@ -184,7 +184,7 @@ class Walk:
         cell, works = self.cells[i.stage, i.microbatch], self.works
         sends = i.op.startswith("SEND")
         rank = self.program.rank
-        ends = (rank, i.peer) if sends else (i.peer, rank)
+        ends: Tuple[int, int] = (rank, i.peer) if sends else (i.peer, rank)
         if ends not in self._edges:
             self._edges[ends] = Edge(self.links, *ends, self._device, self._variable_shapes)
         edge, stage, lane = self._edges[ends], i.stage, lane_of(i)

@@ -1,14 +1,20 @@
 """What every rank of a pipeline is doing, for the report when one of them fails or waits too long.
 
-Each rank posts its place in its program to the store of the process group once a second. A rank that fails leaves the reason there; the others, which may be waiting inside a
-backend that cannot be woken, print the report and end their process if the step does not end by itself.
+Each rank posts its place in its program to the store of the process group once a second. A rank that fails
+leaves the reason there; the others, which may be waiting inside a backend that cannot be woken, print the report
+and end their process if the step does not end by itself.
 """
+
+from __future__ import annotations
 
 import os
 import sys
 import threading
 import time
 import weakref
+from typing import Any, Callable, List, Optional
+
+from .order import Instruction
 
 PERIOD = 1.0  # seconds between posts
 GRACE = 4.0   # seconds that a step has to end by itself after another rank failed
@@ -18,7 +24,7 @@ class StepError(RuntimeError):
     """A step failed here: `rank`, `index` and `instruction`, its `stage` and `microbatch` (or None),
     and `report`, what each rank of the pipeline was doing."""
 
-    def __init__(self, rank, index, instruction, cause, report):
+    def __init__(self, rank: int, index: int, instruction: Instruction, cause: str, report: str) -> None:
         self.rank, self.index, self.instruction = rank, index, str(instruction)
         self.stage, self.microbatch = instruction.stage, instruction.microbatch
         self.report = report
@@ -34,34 +40,39 @@ class Watch:
     the watch ends with its object. On a GPU `stands_for` is one that gives for how many seconds it has stood where it
     is, which is at most `timeout`; elsewhere the wait for a message fails by itself."""
 
-    def __init__(self, store, rank, ranks, place, stands_for=None, timeout=None):
+    def __init__(self, store: Any, rank: int, ranks: int, place: Callable[[], str],
+                 stands_for: Optional[Callable[[], float]] = None, timeout: Optional[float] = None) -> None:
         self._store, self._rank, self._ranks = store, rank, ranks
-        self._place = weakref.WeakMethod(place)
-        self._of_gpu, self._timeout = stands_for and weakref.WeakMethod(stands_for), timeout
+        self._place: Callable[[], Any] = weakref.WeakMethod(place)
+        self._of_gpu = stands_for and weakref.WeakMethod(stands_for)
+        self._timeout: Any = timeout
         self._beat = 0
         self._active = self._failed = False
-        self._thread = self._reason = None
-        self._seen = []  # what all ranks were doing, at most twice: the newest last
+        self._thread: Optional[threading.Thread] = None
+        self._reason: Optional[str] = None
+        self._seen: List[List[str]] = []  # what all ranks were doing, at most twice: the newest last
         self._post("between steps")
 
-    def begin(self):
+    def begin(self) -> None:
         self._active = True
         self._post("is in a step")
         if self._thread is None:
             self._thread = threading.Thread(target=self._watch, daemon=True)
             self._thread.start()
 
-    def end(self):
+    def end(self) -> None:
         self._active = False
 
-    def close(self):
+    def close(self) -> None:
         """Ends the watch."""
         self._failed = True
 
-    def fail(self, cause):
+    def fail(self, cause: str) -> str:
         """Tells the other ranks why this one stops, and returns what each was doing."""
         self._active, self._failed = False, True
         place = self._place()()
+        lines: List[str]
+        before: Optional[List[str]]
         try:
             self._post(f"failed: {place}: {cause:.300}".split("\n")[0])
             if self._store.add("failures", 1) == 1:
@@ -84,15 +95,15 @@ class Watch:
             lines.append(f"  rank {rank}: {text}")
         return "\n".join(lines)
 
-    def _read(self):
+    def _read(self) -> None:
         now = [self._store.get(f"at/{rank}").decode() for rank in range(self._ranks)]
         self._seen = [*self._seen[-1:], now]
 
-    def _post(self, text):
+    def _post(self, text: str) -> None:
         self._beat += 1
         self._store.set(f"at/{self._rank}", f"{self._beat} {text}")
 
-    def _watch(self):
+    def _watch(self) -> None:
         while True:
             time.sleep(PERIOD)
             place = self._place()
@@ -119,11 +130,11 @@ class Watch:
                 self._end_unless_it_moves(place, text, reason)
             del place
 
-    def _stands_for(self):
+    def _stands_for(self) -> float:
         of_gpu = self._of_gpu and self._of_gpu()
         return of_gpu() if of_gpu else 0.0
 
-    def _end_unless_it_moves(self, place, text, reason):
+    def _end_unless_it_moves(self, place: Callable[[], str], text: str, reason: str) -> None:
         end = time.monotonic() + GRACE
         while time.monotonic() < end:
             time.sleep(0.1)
@@ -136,7 +147,7 @@ class Watch:
         _end_process(f"rank {self._rank}: {text}\nanother rank failed: {reason}")
 
 
-def _end_process(report):
+def _end_process(report: str) -> None:
     sys.stderr.write(f"{report}\nthe step does not end by itself, so this process ends\n")
     sys.stderr.flush()
     os._exit(1)

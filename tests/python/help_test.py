@@ -9,7 +9,7 @@ import unittest
 import contraflow as cf
 
 TIMES = ["f", "b", "w", "bw", "fb", "comm", "split", "host_link", "overlap"]
-# What only the command line does, or says so.
+# Options that the command line alone has, or says so.
 FOREIGN = re.compile(r"--\w|`|sweep|standard error|--help|COLUMN")
 
 

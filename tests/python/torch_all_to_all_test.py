@@ -187,7 +187,7 @@ class Qwen3TransformerBlock(torch.nn.Module):
             self.moe = MoE()
 
     def one_by_one(self, x, mask):
-        """As torchtitan's block, token by token."""
+        """The same as torchtitan's block, token by token."""
         h = x + self.attention(self.attention_norm(x), mask)
         tokens, moe = self.ffn_norm(h).reshape(-1, WIDTH), self.moe
         weights, index, _ = moe.router(tokens, moe.expert_bias)

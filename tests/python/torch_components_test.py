@@ -66,7 +66,7 @@ def random_pair(ranks, seed):
 
 
 def weight_orders(plan, rank):
-    """By stage: the micro-batches in the order in which their weight gradients are added."""
+    """The micro-batches of each stage in the order in which their weight gradients are added."""
     orders = {}
     for i in plan.programs[rank]:
         back = program.back_cell(i, program.WEIGHT)

@@ -71,7 +71,7 @@ class Event:
 
 
 class Memory:
-    """Of a tensor: who wrote it last, and who has used it since; `stream` is None where it was not allocated on one."""
+    """Uses of a tensor: who wrote it last, and who has used it since; `stream` is None where it was not allocated on one."""
 
     def __init__(self, storage, stream, made):
         self.alive, self.stream, self.made = StorageWeakRef(storage), stream, made
@@ -127,7 +127,7 @@ class Machine:
 
     @contextlib.contextmanager
     def unseen(self):
-        """What the emulation itself does."""
+        """Work of the emulation itself."""
         before, self.local.unseen = getattr(self.local, "unseen", False), True
         try:
             yield
@@ -216,7 +216,7 @@ class Machine:
             stack.extend(child for child, _ in node.next_functions)
 
     def engine(self, function):
-        """As the engine runs a backward: each node on the stream of its forward, after the caller's; the caller's
+        """Runs a backward as the engine does: each node on the stream of its forward, after the caller's; the caller's
         goes on after it."""
         def run(roots, *arguments, **keywords):
             every = roots if isinstance(roots, (tuple, list)) else [roots]

@@ -1,4 +1,4 @@
-"""What all processes must agree on before the first step, and what is refused there."""
+"""The agreement of all processes before the first step: arguments that differ or cannot run are refused."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ class Arguments:
             if self.grad_reduce is not None or self.on_step is not None:
                 raise ValueError(f"{text}, whose gradient is complete with the last of them: leave out "
                                  "grad_reduce and on_step, which take one stage after the other, and do "
-                                 "their work behind step()")
+                                 "their work after step()")
 
     def _check_tied(self) -> None:
         holders = plans.holders(self.plan)
@@ -182,7 +182,7 @@ class Arguments:
 
 
 def _shared(plan: cf.Plan, rank: int, stages: Mapping[int, torch.nn.Module]) -> List[List[Tuple[int, int]]]:
-    """Of each parameter that several stages of the rank have: [(stage, its place in the module)], the
+    """[(stage, its place in the module)] of each parameter that several stages of the rank have, the
     stage whose gradients are complete last at the end."""
     uses: Dict[torch.nn.Parameter, List[Tuple[int, int]]] = {}
     for s in plans.completion_order(plan.programs[rank]):

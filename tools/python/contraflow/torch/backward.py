@@ -46,7 +46,7 @@ def differentiable(tensor: torch.Tensor) -> bool:
 
 
 def root_of(output: torch.Tensor) -> Any:
-    """Where a backward starts: without the output itself, where autograd can, so that it is freed."""
+    """The start of a backward: without the output itself, where autograd can, so that it is freed."""
     if output.grad_fn is None:  # an input handed through
         output = output.view_as(output)
     return get_gradient_edge(output) if STARTS_AT_EDGES else output

@@ -24,7 +24,7 @@ Run = Callable[[int], None]  # runs the operation at a position
 
 
 def streams_of(device: torch.device) -> Any:
-    """What has the streams and events of a device: torch.cuda, or None where nothing runs by itself."""
+    """The module with the streams and events of a device: torch.cuda, or None where nothing runs by itself."""
     return torch.cuda if device.type == "cuda" else None
 
 
@@ -70,7 +70,7 @@ class ThreadLanes:
             raise self.failed[1]
 
     def places(self) -> List[Tuple[int, Optional[int]]]:
-        """By lane, compute first: the operation that it is at, and the one that it waits for, or None."""
+        """The operation that each lane is at, compute first, and the one that it waits for, or None."""
         return [self._at[lane] for lane in self._own if lane in self._at]
 
     def _lane(self, lane: Hashable, run: Run) -> None:
@@ -159,12 +159,12 @@ class StreamLanes:
         here.wait_event(self._turn)
 
     def places(self) -> List[Tuple[int, Optional[int]]]:
-        """By lane: the operation that the GPU is at; that of the host where the GPU waits for it."""
+        """The operation that the GPU is at, by lane; that of the host where the GPU waits for it."""
         return [(position, None) for position in self._progress.places() or [self._position]]
 
 
 class _Modes:
-    """What torch keeps by thread, as the caller has it."""
+    """Modes that torch keeps by thread, as the caller has them."""
 
     def __init__(self) -> None:
         self._grad = torch.is_grad_enabled()

@@ -1,4 +1,4 @@
-"""What the components of a plan do to a stage that was given as layers."""
+"""F, B, W and R of the components of a stage that was given as layers."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ class LayerCell:
 
 
 def _to_send(tensors: Sequence[Any], lane: Hashable) -> Values:
-    """What a SEND takes as it is, so that it reads nothing of this lane after its message has left."""
+    """Tensors that a SEND takes as they are, so that it reads nothing of this lane after its message has left."""
     made = tuple([y.contiguous() if torch.is_tensor(y) else y for y in tensors])
     mark_lane(made, tensors, lane)
     return made
@@ -199,7 +199,7 @@ class LayeredStage(Stage):
         return made
 
     def open_parts(self, cell: Cell) -> Values:
-        """What the first layer reads."""
+        """Returns the values that the first layer reads."""
         self._open(cell)
         x: Values = cell.x
         cell.x = None

@@ -1,7 +1,7 @@
 """The process groups of a plan, and the messages of one directed edge.
 
 Every directed edge has a group of its own, and so have the ranks that sum the gradients of a stage. No
-message waits behind one of another edge or direction, and NCCL, which launches in the order of the
+message waits for one of another edge or direction, and NCCL, which launches in the order of the
 program, can at worst serialize it, which the proof of the plan covers.
 """
 
@@ -52,7 +52,7 @@ class Links:
         self.timeout, self.gather = timeout, gather
         self.store = dist.distributed_c10d._get_default_store()
         asked = gather((self.ranks, self.replicas, self.experts, sorted(edges), sorted(sums)))
-        # By process: those that hold the same parameters, spread over an expert group (True) or not.
+        # For each process those that hold the same parameters, spread over an expert group (True) or not.
         copies_of = {True: {at: replicas for at, (_, replicas, _, _, _) in enumerate(asked)}}
         copies_of[False] = {at: [r for e in experts for r in copies_of[True][e]]
                             for at, (_, _, experts, _, _) in enumerate(asked)}
@@ -139,7 +139,7 @@ _discarded: List[Any] = []  # groups of NCCL, which are not destroyed in the mid
 
 
 def _give_back(groups: List[Any]) -> None:
-    """Of links that are dropped or closed."""
+    """Gives back the groups of links that are dropped or closed."""
     if dist.is_initialized() and _uses_nccl():
         _discarded.extend(groups)
     else:
@@ -153,7 +153,7 @@ def _destroy(groups: List[Any]) -> None:
 
 
 def default_device(modules: Iterable[torch.nn.Module] = ()) -> torch.device:
-    """Where messages live if no argument says it: where the modules are."""
+    """The device of messages if no argument says it: that of the modules."""
     for module in modules:
         for tensor in module.parameters():
             return tensor.device
@@ -166,7 +166,7 @@ def _uses_nccl() -> bool:
 
 
 def _options(limit: datetime.timedelta) -> Any:
-    """Of the group of an edge. Messages pass products that wait, and hold two of the processors: NCCL would
+    """Options of the group of an edge. Messages pass products that wait, and hold two of the processors: NCCL would
     take up to 32, and 12 MiB of memory for each."""
     if not _uses_nccl():
         return None

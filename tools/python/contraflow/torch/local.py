@@ -17,7 +17,7 @@ Copy = Tuple[torch.Tensor, Any]  # what a rank gives away, and the event after w
 
 
 class Job:
-    """What the ranks share: values that one puts and another one takes, each once."""
+    """State that the ranks share: values that one puts and another one takes, each once."""
 
     def __init__(self, ranks: int, timeout: float = 300.0):
         self.ranks, self.timeout = ranks, timeout

@@ -63,7 +63,7 @@ def mark_lane(made: Sequence[Any], read: Sequence[Any], lane: Hashable) -> None:
 
 
 def foreign(read: Sequence[Any], lane: Hashable) -> Dict[Hashable, List[Any]]:
-    """By lane: the tensors among those that an instruction of `lane` read whose memory is of another lane."""
+    """The tensors, by lane of their memory, that an instruction of another `lane` read."""
     found: Dict[Hashable, List[Any]] = {}
     for x in read:
         if getattr(x, "lane", lane) != lane:

@@ -1,4 +1,4 @@
-"""What a rank's program says beyond its order: who consumes a message, when a message that was sent
+"""Facts of a rank's program beyond its order: who consumes a message, when a message that was sent
 has surely arrived, and where the gradients of a stage are complete."""
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def edges(plan: cf.Plan) -> List[Tuple[int, int]]:
 
 
 def layer_kinds(program: Sequence[Instruction]) -> Dict[int, str]:
-    """By stage of a component program: a letter for each layer, as in plans."""
+    """A letter for each layer, as in plans, by stage of a component program."""
     kinds: Dict[int, Dict[int, str]] = {}
     for i in program:
         if i.op in ("ATTN_F", "MLP_F", "DISPATCH_F"):
@@ -113,7 +113,7 @@ class RankProgram:
         self.kinds = layer_kinds(self.instructions)
 
     def _arrivals(self, plan: cf.Plan) -> List[List[int]]:
-        """A SEND is over when something arrives that its receiver sent behind the instruction that
+        """A SEND is over when something arrives that its receiver sent after the instruction that
         waited for it; then its bytes can be dropped without waiting."""
         mine = self.instructions
         arrived: List[List[int]] = [[] for _ in mine]
@@ -162,7 +162,7 @@ def _order(plan: cf.Plan, program: Sequence[Instruction]) -> Any:
 
 
 def _completions(program: Sequence[Instruction]) -> Dict[int, int]:
-    """By stage: the instruction at which its gradients are complete."""
+    """The instruction at which the gradients of each stage are complete."""
     last: Dict[int, int] = {}
     for index, i in enumerate(program):
         if i.op in WEIGHT:
@@ -180,7 +180,7 @@ def completion_order(program: Sequence[Instruction]) -> List[int]:
 
 
 def _needs(program: Sequence[Instruction]) -> List[List[int]]:
-    """By instruction: the indices of the RECVs whose messages it consumes."""
+    """The indices of the RECVs whose messages each instruction consumes."""
     needs: List[List[int]] = [[] for _ in program]
     received: Dict[Any, int] = {}
     for index, i in enumerate(program):

@@ -1,4 +1,4 @@
-"""Where a GPU is in a step that the host has issued: an event after each operation."""
+"""The place of a GPU in a step that the host has issued: an event after each operation."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Progress:
         return self._events[position]
 
     def places(self) -> List[int]:
-        """By lane: the first operation that is issued and not done."""
+        """The first operation of each lane that is issued and not done."""
         places = []
         for lane, positions in self._of_lane.items():
             at = self._reached.get(lane, 0)

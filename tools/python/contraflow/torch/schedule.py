@@ -287,7 +287,7 @@ class PlanSchedule:
         return str(self._failure(error))
 
     def _place(self) -> str:
-        """What this rank is doing."""
+        """The place of this rank in its program, in words."""
         if not self._walk.begun and not self._walk.on_gpu():
             return "is at the beginning of a step" if self._stepping.locked() else "between steps"
         return self._walk.place()

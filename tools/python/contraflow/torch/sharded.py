@@ -9,7 +9,7 @@ import contraflow as cf
 
 
 def is_sharded(module: Any) -> bool:
-    """Of a module, not of what it holds."""
+    """Whether a module itself is sharded, not a part of it."""
     return any(c.__name__ == "FSDPModule" and c.__module__.startswith("torch.") for c in type(module).__mro__)
 
 
@@ -56,5 +56,5 @@ def reduce(module: Any) -> None:
 
 
 def local(tensor: Any) -> Any:
-    """What this process has of a tensor."""
+    """The part of a tensor that this process has."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor

@@ -1,4 +1,4 @@
-"""What F, B, W, BW, FB and R do to one stage of the model and one micro-batch."""
+"""F, B, W, BW, FB and R of one stage of the model and one micro-batch."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Cell:
 
 
 class ForwardChunk:
-    """The forward of an FB, for `Overlap`: `module(*inputs, **kwargs)`, and behind it
+    """The forward of an FB, for `Overlap`: `module(*inputs, **kwargs)`, and after it
     `loss_fn(output, *target)` at the last stage (else `loss_fn` is None). `run()` does both."""
 
     def __init__(self, stage: Stage, cell: Cell) -> None:
@@ -108,7 +108,7 @@ class Stage:
         self.weights = [p for p in self.module.parameters() if p.requires_grad]
 
     def end(self) -> None:
-        """Behind each step."""
+        """After each step."""
         if self.sharded:
             sharded.reshard(self.module)
 
@@ -141,7 +141,7 @@ class Stage:
         self._keep_roots(cell, self._outputs(result))
 
     def apply(self, cell: Cell) -> Any:
-        """The module, and behind the last stage the loss."""
+        """The module, and after the last stage the loss."""
         output = self.module(*cell.x, **cell.kwargs)
         if not self.last:
             return output
@@ -217,7 +217,7 @@ class Stage:
         self.close_backward(cell)
 
     def close_backward(self, cell: Cell) -> None:
-        """Behind a full backward: hands the gradients of the inputs on and drops the activation."""
+        """After a full backward: hands the gradients of the inputs on and drops the activation."""
         if not self.first:
             dx = []
             for x in cell.x:

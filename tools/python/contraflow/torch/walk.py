@@ -329,7 +329,7 @@ class Walk:
         return index, self.program.instructions[index]
 
     def place(self) -> str:
-        """What this rank is doing in a step."""
+        """The place of this rank in a step, in words."""
         on_gpu = self.on_gpu()
         if on_gpu:
             return "; ".join(self._place_of(at, not self.program.needs[self.index_of[at]]) for at in on_gpu)

@@ -1,4 +1,4 @@
-"""What every rank of a pipeline is doing, for the report when one of them fails or waits too long.
+"""The place of every rank of a pipeline, for the report when one of them fails or waits too long.
 
 Each rank posts its place in its program to the store of the process group once a second. A rank that fails
 leaves the reason there; the others, which may be waiting inside a backend that cannot be woken, print the report

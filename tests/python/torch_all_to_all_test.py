@@ -322,14 +322,16 @@ def refusals(me, pipeline, groups):
     rank, expert = divmod(me, 2)
     plan, single = plan_of("1f1b", "component"), cf.compile("1f1b", ranks=2, microbatches=4)
 
-    def made(plan, expert_parallel, layer_group=None, odd=False, links=None):
+    def made(plan, expert_parallel, layer_group=None, odd=False, links=None, named=True, **options):
         stages = {rank: layers_of(plan_of("1f1b", "component"), rank, expert, groups[rank], 2)}
         for layer in stages[rank]:
+            if named:
+                layer.expert_parameters = layer.e.parameters
             if layer_group is not None:
                 layer.expert_group = layer_group
             if odd:
                 layer.a.weight.expert = me == 0
-        return PlanSchedule(plan, stages, loss_fn, pipeline, expert_parallel=expert_parallel, links=links)
+        return PlanSchedule(plan, stages, loss_fn, pipeline, expert_parallel=expert_parallel, links=links, **options)
 
     alone = [dist.new_group([process]) for process in range(4)][me]
     links = [Links({(0, 1), (1, 0)}, {(0,), (1,)}, pipeline, expert_parallel=of) for of in (None, groups[rank])]
@@ -339,6 +341,9 @@ def refusals(me, pipeline, groups):
                        (lambda: made(plan, alone, groups[rank]), "pass their group as expert_parallel="),
                        (lambda: made(plan, groups[rank], links=links[0]), "make Links with the same expert_par"),
                        (lambda: made(plan, groups[1 - rank]), "is not in expert_parallel"),
+                       (lambda: made(plan, None), "pass expert_parallel=, a group of as many"),
+                       (lambda: made(plan, groups[rank], named=False), "give it expert_parameters()"),
+                       (lambda: made(plan, groups[rank], data_parallel=pipeline), "the same rank of another pipeline"),
                        (lambda: made(plan, groups[rank], odd=True), "other parameters or experts in stage"),
                        (lambda: made(plan, pipeline), "give both the same experts"),
                        (lambda: made(plan if expert else plan_of("zb-1p", "component"), groups[rank]),

@@ -14,7 +14,7 @@ import contraflow as cf
 
 from . import program as plans
 from .batch import check_chunk_spec
-from .layers import Layers, extra_layers
+from .layers import Layers, extra_layers, kind_of
 from .links import default_device, members
 from .local import AnyLinks
 from .reduce import spread_parameters
@@ -146,7 +146,16 @@ class Arguments:
                     raise ValueError(f"stage {stage} has experts over the processes {members(group)}, and "
                                      f"expert_parallel has {self.experts}: pass their group as expert_parallel=")
             spread = spread_parameters(module)
+            for at, layer in enumerate(module if isinstance(module, Layers) else ()):
+                if count > 1 and kind_of(layer) == "m" and spread.isdisjoint(layer.parameters()):
+                    raise ValueError(f"stage {stage}, layer {at} is an MoE layer that names no parameters of experts, "
+                                     "and those of all processes of expert_parallel would be averaged: give it "
+                                     "expert_parameters(), or its experts' parameters the attribute expert = True")
             self.spread.append((stage, [(p in spread, *p.shape) for p in module.parameters()] if spread else []))
+        if count == 1 and self.plan.expert_parallel > 1 and self.grad_reduce is None:
+            raise ValueError(f"the plan is for experts over {self.plan.expert_parallel} processes, whose gradients "
+                             "have to be summed: pass expert_parallel=, a group of as many processes, or grad_reduce=, "
+                             "or compile it with expert_parallel=1")
 
     def _check_shared(self) -> None:
         holders = plans.holders(self.plan)
@@ -224,6 +233,11 @@ def agree(arguments: Arguments, gather: Callable[[Any], List[Any]]) -> Any:
             if said[at][7][name] != value:
                 raise ValueError(f"process {at} has {name}={said[at][7][name]}, process {first} has "
                                  f"{name}={value}: give all processes the same")
+    for at in sorted(linked):
+        for other in said[at][4]:
+            if other != at and (other in said[at][3] or said[other][3].index(other) != said[at][3].index(at)):
+                raise ValueError(f"process {other}, which is in data_parallel of process {at}, does not hold the same "
+                                 "rank of another pipeline: give each process the group of those that do")
     _agree_on_experts(said, linked)
     for at, (_, _, _, its_ranks, its_replicas, stages, shared, _, tied, *_) in enumerate(said):
         for places in tied.values():

@@ -102,11 +102,13 @@ class RankProgram:
         self.needs = _needs(self.instructions)    # by instruction: the RECVs that it waits for
         self.order = _order(plan, self.instructions)  # its lanes, or None where it has one
         self.arrived = self._arrivals(plan)       # by instruction: SENDs that are over once it runs
-        self.complete: List[Optional[int]] = [None] * len(self.instructions)  # by instruction: the stage whose sum begins there
+        # The stage whose sum begins at each instruction, or None.
+        self.complete: List[Optional[int]] = [None] * len(self.instructions)
         for stage, index in _completions(self.instructions).items():
             self.complete[index] = stage
         self.again = {(i.stage, i.microbatch) for i in self.instructions if i.op == "R"}
-        self.parts_again: Dict[Tuple[int, int, int], Set[str]] = {}  # by stage, micro-batch and layer: the parts that run again
+        # The parts that run again, by stage, micro-batch and layer.
+        self.parts_again: Dict[Tuple[int, int, int], Set[str]] = {}
         for i in self.instructions:
             if i.op.endswith("_R"):
                 self.parts_again.setdefault((i.stage, i.microbatch, i.layer), set()).add(i.op[:-2])

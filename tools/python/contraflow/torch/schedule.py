@@ -281,6 +281,8 @@ class PlanSchedule:
         index, instruction = self._walk.failed_at()
         text = f"{type(error).__name__}: {error}"
         report = self._watch.fail(text)
+        if self._watch.first is not None:
+            text = f"another rank failed first, {self._watch.first}\nhere it was {text}"
         return StepError(self.rank, index, instruction, text, report)
 
     def _explain(self, _: int, error: BaseException) -> str:

@@ -81,12 +81,30 @@ class State:
         from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
         whole, options = self.module(), StateDictOptions(flatten_optimizer_state_dict=True)
         state: Dict[str, Any] = get_optimizer_state_dict(whole, optimizer, options=options)
+        for key, others in self._tied_keys(whole, state):
+            for other in others:  # another plan may have another of these names on its rank
+                state.setdefault(other, state[key])
         return self._of_parts(whole, state, self._as_part)
 
     def load_optimizer_state(self, optimizer: torch.optim.Optimizer, state: Dict[str, Any]) -> None:
         from torch.distributed.checkpoint.state_dict import StateDictOptions, set_optimizer_state_dict
         whole, options = self.module(), StateDictOptions(flatten_optimizer_state_dict=True)
-        set_optimizer_state_dict(whole, optimizer, self._of_parts(whole, state, local), options=options)
+        taken, held = dict(state), {name for name, _ in whole.named_parameters()}
+        for key, others in self._tied_keys(whole, state):
+            if key.split(".", 1)[1].rsplit(".", 1)[0] not in held:
+                del taken[key]
+        set_optimizer_state_dict(whole, optimizer, self._of_parts(whole, taken, local), options=options)
+
+    def _tied_keys(self, whole: torch.nn.Module, state: Dict[str, Any]) -> List[Tuple[str, List[str]]]:
+        """Returns the keys of an optimizer's state that are of tied parameters, with those of their other names."""
+        same, found = self._same(whole), []
+        for key in state:
+            kind, _, rest = key.partition(".")
+            name, _, leaf = rest.rpartition(".")
+            names = same.get(name) or next((n for n in same.values() if name in n), ())
+            if len(names) > 1:
+                found.append((key, [f"{kind}.{other}.{leaf}" for other in names if other != name]))
+        return found
 
     def _parts(self, whole: torch.nn.Module) -> Set[str]:
         """Returns the names of parameters of which other processes have other parts."""
@@ -109,8 +127,8 @@ class State:
             return local(value)
         rank, size = dist.get_rank(self._experts), dist.get_world_size(self._experts)
         if value.shape != (size * like.shape[0], *like.shape[1:]):
-            raise ValueError(f"a parameter of shape {list(like.shape)} is one of {size} parts along dimension 0, and the "
-                             f"state has shape {list(value.shape)}")
+            raise ValueError(f"a parameter of shape {list(like.shape)} is one of {size} parts along dimension "
+                             f"0, and the state has shape {list(value.shape)}")
         return value[rank * like.shape[0]:(rank + 1) * like.shape[0]]
 
     def _same(self, whole: torch.nn.Module) -> Dict[str, List[str]]:

@@ -50,6 +50,7 @@ class Watch:
         self._active = self._failed = False
         self._thread: Optional[threading.Thread] = None
         self._reason: Optional[str] = None
+        self.first: Optional[str] = None  # the place and reason of another rank that failed before this one
         self._seen: List[List[str]] = []  # what all ranks were doing, at most twice: the newest last
         self._post("between steps")
 
@@ -75,11 +76,14 @@ class Watch:
         before: Optional[List[str]]
         try:
             self._post(f"failed: {place}: {cause:.300}".split("\n")[0])
-            if self._store.add("failures", 1) == 1:
+            first = self._store.add("failures", 1) == 1
+            if first:
                 self._store.set("reason", f"rank {self._rank} {place}: {cause}")
             self._read()
             if self._ranks > 1:
                 time.sleep(2.5 * PERIOD)
+            if not first and self._store.check(["reason"]):
+                self.first = self._store.get("reason").decode().split("\n")[0]
             self._read()
             lines, before = [], self._seen[-2]
         except RuntimeError:

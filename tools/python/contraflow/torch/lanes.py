@@ -8,9 +8,12 @@ and need the same memory in each step.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import sys
 import threading
+import weakref
+from queue import SimpleQueue
 from typing import Any, Callable, Dict, Hashable, Iterator, List, Optional, Sequence, Tuple
 
 import torch
@@ -47,23 +50,29 @@ class ThreadLanes:
         self._at: Dict[Hashable, Tuple[int, Optional[int]]] = {}
         self._changed = threading.Condition()
         self._caller_ended = threading.Event()
+        self._running = 0  # lanes of this step that have not ended
+        self._jobs: Dict[Hashable, SimpleQueue[Optional[Callable[[], None]]]] = {}
+        for lane in self._own:
+            if lane != COMPUTE_LANE:
+                jobs = self._jobs[lane] = SimpleQueue()
+                threading.Thread(target=_serve, args=(jobs,), name=f"lane {lane}", daemon=True).start()
+        weakref.finalize(self, _end, list(self._jobs.values()))
 
     def run(self, run: Run) -> None:
         """One step. Raises what an operation raised; `failed` has its position."""
         self.failed, self._done = None, [False] * len(self.lanes)
         self._at = {}
         self._caller_ended.clear()
-        threads = [threading.Thread(target=self._thread, args=(lane, run, _Modes()), name=f"lane {lane}", daemon=True)
-                   for lane in self._own if lane != COMPUTE_LANE]
-        for thread in threads:
-            thread.start()
+        self._running = len(self._jobs)
+        for lane, jobs in self._jobs.items():
+            jobs.put(functools.partial(self._thread, lane, run, _Modes()))
         try:
             self._lane(COMPUTE_LANE, run)
-            for thread in threads:
-                while thread.is_alive() and self.failed is None:
-                    thread.join(0.05)
+            with self._changed:
+                while self._running and self.failed is None:
+                    self._changed.wait()
         except BaseException as error:
-            self._fail(self._at[COMPUTE_LANE][0], error)
+            self._fail(self._at.get(COMPUTE_LANE, (len(self.lanes) - 1, None))[0], error)
         finally:
             self._caller_ended.set()
         if self.failed is not None:
@@ -93,6 +102,9 @@ class ThreadLanes:
         try:
             with modes.entered():
                 self._lane(lane, run)
+            with self._changed:
+                self._running -= 1
+                self._changed.notify_all()
         except BaseException as error:
             position = self._at[lane][0]
             self._fail(position, error)
@@ -108,6 +120,22 @@ class ThreadLanes:
             if self.failed is None:
                 self.failed = position, error
             self._changed.notify_all()
+
+
+def _serve(jobs: SimpleQueue[Optional[Callable[[], None]]]) -> None:
+    """Runs what a lane has to do in each step. Threads are made once: torch keeps something of each that it has
+    seen."""
+    while True:
+        job = jobs.get()
+        if job is None:
+            return
+        job()
+        del job  # it holds the schedule
+
+
+def _end(lanes: List[SimpleQueue[Optional[Callable[[], None]]]]) -> None:
+    for jobs in lanes:
+        jobs.put(None)
 
 
 class StreamLanes:
@@ -181,6 +209,7 @@ class _Modes:
         with contextlib.ExitStack() as stack:
             stack.enter_context(torch.set_grad_enabled(self._grad))
             losses.current.set(self._losses)
+            stack.callback(losses.current.set, None)
             for device, dtype in self._cast:
                 stack.enter_context(torch.autocast(device, dtype=dtype, cache_enabled=False))
             yield

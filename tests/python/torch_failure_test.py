@@ -180,6 +180,8 @@ class FailureTest(unittest.TestCase):
                                   r"ArithmeticError: out of numbers")
         self.assertRegex(printed, r"\n  rank 0: .*waits for rank 1 \(RECV_B s0 m\d from=1\) at BW s0 m\d")
         self.assertRegex(printed, r"\n  rank 1: failed: is in F s1 m2")
+        for victim in (0, 2):
+            self.assertRegex(self.ended[fail, 1][victim][1], r"another rank failed(:| first,) rank 1 is in F s1 m2")
 
     def test_hanging(self):
         for rank in (0, 2):

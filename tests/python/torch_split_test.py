@@ -242,6 +242,20 @@ def on_meta(rank):
     schedule.load_state_dict(state)
     torch.testing.assert_close(dict(schedule.named_parameters())[
         "lm_head.weight" if rank else "model.embed_tokens.weight"].detach(), state["model.embed_tokens.weight"])
+    try:
+        from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict  # noqa: F401, torch 2.5
+    except ImportError:
+        return
+    optimizer = torch.optim.AdamW([p for _, p in schedule.named_parameters()])
+    for _, p in schedule.named_parameters():
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    state = schedule.optimizer_state_dict(optimizer)
+    one, other = (state[f"state.{name}.exp_avg"] for name in ("lm_head.weight", "model.embed_tokens.weight"))
+    assert torch.equal(one, other)
+    schedule.load_optimizer_state_dict(optimizer, {key: torch.zeros_like(value) if key.endswith("exp_avg") else value
+                                                   for key, value in state.items()})
+    assert all((of["exp_avg"] == 0).all() for of in optimizer.state.values())
 
 
 class SplitTest(unittest.TestCase):

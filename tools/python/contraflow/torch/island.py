@@ -6,7 +6,7 @@ No graph reaches from one part into another: a lane never waits for another one 
 
 from __future__ import annotations
 
-from typing import Any, Callable, Iterable, List, Optional, Sequence, Tuple
+from typing import Any, Callable, List, Optional, Sequence, Tuple
 
 import torch
 

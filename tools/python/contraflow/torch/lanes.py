@@ -63,9 +63,9 @@ class ThreadLanes:
         self.failed, self._done = None, [False] * len(self.lanes)
         self._at = {}
         self._caller_ended.clear()
-        self._running = len(self._jobs)
+        self._running, modes = len(self._jobs), _Modes()
         for lane, jobs in self._jobs.items():
-            jobs.put(functools.partial(self._thread, lane, run, _Modes()))
+            jobs.put(functools.partial(self._thread, lane, run, modes))
         try:
             self._lane(COMPUTE_LANE, run)
             with self._changed:
@@ -140,9 +140,7 @@ def _end(lanes: List[SimpleQueue[Optional[Callable[[], None]]]]) -> None:
 
 class StreamLanes:
     """Each lane is a stream of a GPU; compute is the current one. One host thread issues in the order of the
-    program, so that an event is recorded before anything waits for it.
-
-    """
+    program, so that an event is recorded before anything waits for it."""
 
     failed = None
 

@@ -26,7 +26,6 @@ class LayerCell:
         self._stage, self._cell, self._number, self.again = stage, cell, number, again
         self._parts = PARTS[stage.kinds[number]]
         self.last_part = self._parts[-1]
-        self.last_lane = _lane(self.last_part)
         self.before: Optional[LayerCell] = None  # the layers beside it in the stage
         self.after: Optional[LayerCell] = None
         self.forget()
@@ -45,7 +44,7 @@ class LayerCell:
     def forward(self, name: str) -> Values:
         """F."""
         read = self._take(name)
-        island = self.islands[name] = self._island(name)
+        island = self.islands[name] = Island(*self._function(name))
         if name not in self.again:
             self._deliver(name, island.forward(read), read, False)
             return read
@@ -142,9 +141,6 @@ class LayerCell:
         elif not again or following[1] in following[0].again:
             following[0].given[following[1]] = out
 
-    def _island(self, name: str) -> Island:
-        return Island(*self._function(name))
-
     def _function(self, name: str) -> Tuple[Callable[..., Any], Optional[Callable[..., Any]]]:
         kind, layer = self._stage.kinds[self._number], self._stage.layers[self._number]
         part, explicit = part_of(layer, kind, name)
@@ -219,7 +215,7 @@ class LayeredStage(Stage):
             cell.used = [differentiable(y) for y in out]
             cell.y_form = [(y.shape, y.dtype) for y in out if differentiable(y)]
             if cell.next is None:
-                cell.out = _to_send(out, of_layer.last_lane)
+                cell.out = _to_send(out, _lane(of_layer.last_part))
             else:
                 cell.next.x = out
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, Optional, Protocol, Tuple
+from typing import Any, Callable, Dict, Optional, Protocol, Tuple
 
 import torch
 
@@ -67,30 +67,28 @@ class Layers(torch.nn.ModuleList):
             kind, kept = kind_of(layer), ()
             for name in PARTS[kind]:
                 function, explicit = part_of(layer, kind, name)
-                if explicit is not None:
-                    function = _explicit_in_autograd(function, explicit)
                 if name == "COMBINE":
                     values = (*values, *kept)
                 keywords = kwargs if takes_keywords(layer, name) else {}
-                values = spread(function(*values, **keywords))
+                values = spread(function(*values, **keywords) if explicit is None else
+                                _Explicit.apply(function, explicit, *values))
                 if kind == "m" and name == "ATTN":
                     values, kept = spread(values[0]), values[1:]
         return values[0] if len(values) == 1 else values
 
 
-def _explicit_in_autograd(function: Callable[..., Any], explicit: Callable[..., Any]) -> Callable[..., Any]:
-    """The same part as autograd sees it."""
-    class Explicit(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, *inputs: Any) -> Any:
-            result, ctx.handle = function(*inputs)
-            return result
+class _Explicit(torch.autograd.Function):
+    """A part with a backward of its own, as autograd sees it."""
 
-        @staticmethod
-        def backward(ctx: Any, *grads: Any) -> Any:
-            return explicit(ctx.handle, *grads)
+    @staticmethod
+    def forward(ctx: Any, function: Callable[..., Any], explicit: Callable[..., Any], *inputs: Any) -> Any:
+        ctx.explicit = explicit
+        result, ctx.handle = function(*inputs)
+        return result
 
-    return Explicit.apply  # type: ignore[no-any-return]
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return (None, None, *spread(ctx.explicit(ctx.handle, *grads)))
 
 
 def extra_layers(layers: Layers, kinds: str, first: bool, last: bool) -> Tuple[int, int]:

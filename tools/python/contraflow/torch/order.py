@@ -32,6 +32,7 @@ class LaneOrder:
             tuple(sorted(k for k in before if self.lanes[k] != lane))
             for before, lane in zip(awaited, self.lanes)]
         self._of_lane: Dict[Hashable, List[int]] = {}
+        self._free: Dict[Tuple[Hashable, int], Optional[int]] = {}  # answers of free_at, which each step asks again
         latest: Dict[Hashable, Dict[Hashable, int]] = {}
         self._over: List[Dict[Hashable, int]] = []  # by instruction and lane: the last one before it
         for at, lane in enumerate(self.lanes):
@@ -50,7 +51,10 @@ class LaneOrder:
     def free_at(self, lane: Hashable, reader: int) -> Optional[int]:
         """The first instruction of a lane that begins after `reader` is over, or None: there memory of the
         lane that `reader` uses may be written again."""
-        return next((at for at in self._of_lane.get(lane, ()) if at > reader and self.before(reader, at)), None)
+        if (lane, reader) not in self._free:
+            self._free[lane, reader] = next((at for at in self._of_lane.get(lane, ())
+                                             if at > reader and self.before(reader, at)), None)
+        return self._free[lane, reader]
 
 
 def mark_lane(made: Sequence[Any], read: Sequence[Any], lane: Hashable) -> None:

@@ -23,8 +23,8 @@ class State:
     first dimension."""
 
     def __init__(self, links: AnyLinks, device: torch.device, modules: Dict[int, torch.nn.Module],
-                 holders: List[List[int]],
-                 names: Optional[Names], spread: AbstractSet[torch.Tensor], experts: Any) -> None:
+                 holders: List[List[int]], names: Optional[Names], spread: AbstractSet[torch.Tensor],
+                 experts: Any) -> None:
         self._device, self._spread, self._experts = device, spread, experts
         self._links, self._modules, self._holders, self._names = links, modules, holders, names
         self._of_model = all(getattr(module, "names_of_model", False) for module in modules.values())
@@ -90,7 +90,7 @@ class State:
         from torch.distributed.checkpoint.state_dict import StateDictOptions, set_optimizer_state_dict
         whole, options = self.module(), StateDictOptions(flatten_optimizer_state_dict=True)
         taken, held = dict(state), {name for name, _ in whole.named_parameters()}
-        for key, others in self._tied_keys(whole, state):
+        for key, _ in self._tied_keys(whole, state):
             if key.split(".", 1)[1].rsplit(".", 1)[0] not in held:
                 del taken[key]
         set_optimizer_state_dict(whole, optimizer, self._of_parts(whole, taken, local), options=options)

@@ -188,8 +188,9 @@ class Walk:
         if ends not in self._edges:
             self._edges[ends] = Edge(self.links, *ends, self._device, self._variable_shapes)
         edge, stage, lane = self._edges[ends], i.stage, lane_of(i)
+        has_lanes = self.program.order is not None
         # On a stream of its own a message is over before the next one on it.
-        leave = wait if self._api is not None and self.program.order is not None else lambda _: None
+        leave = wait if self._api is not None and has_lanes else lambda _: None
         if i.op == "SEND_F":
             def work() -> None:
                 works[at] = edge.send(stage, cell.out)
@@ -198,7 +199,8 @@ class Walk:
         elif i.op == "RECV_F":
             def work() -> None:
                 cell.x, works[at] = edge.receive(stage - 1)
-                mark_lane(cell.x, (), lane)
+                if has_lanes:
+                    mark_lane(cell.x, (), lane)
         elif i.op == "SEND_B":
             def work() -> None:
                 works[at] = edge.send_as(cell.dx)
@@ -207,7 +209,8 @@ class Walk:
         else:
             def work() -> None:
                 cell.dy, works[at] = edge.receive_as(cell.y_form)
-                mark_lane(cell.dy, (), lane)
+                if has_lanes:
+                    mark_lane(cell.dy, (), lane)
         return work
 
     def _start_sum(self, at: int, stage: int) -> None:

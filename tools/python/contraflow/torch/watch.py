@@ -74,6 +74,7 @@ class Watch:
         place = self._place()()
         lines: List[str]
         before: Optional[List[str]]
+        first = False
         try:
             self._post(f"failed: {place}: {cause:.300}".split("\n")[0])
             first = self._store.add("failures", 1) == 1
@@ -81,18 +82,19 @@ class Watch:
                 self._store.set("reason", f"rank {self._rank} {place}: {cause}")
             self._read()
             if self._ranks > 1:
-                time.sleep(2.5 * PERIOD)
+                # The store often is in the process of rank 0, which stays until the others have read twice.
+                time.sleep((2.5 if self._rank > 0 else 3.0) * PERIOD)
             # Stores of torch 1.13 cannot say whether a value is there.
             if not first and getattr(self._store, "check", lambda _: True)(["reason"]):
-                self.first = self._store.get("reason").decode().split("\n")[0]
+                self._reason = self._store.get("reason").decode()
             self._read()
             lines, before = [], self._seen[-2]
         except RuntimeError:
             lines, before = ["  the process that holds the store has ended; before that:"], None
-            if self._reason is not None:
-                lines.append(f"  first, {self._reason}")
-            elif not self._seen:
-                return "  what the other ranks do is not known: the process that holds the store has ended"
+            if not self._seen:
+                lines = ["  what the other ranks do is not known: the process that holds the store has ended"]
+        if self._reason is not None and not first:
+            self.first = self._reason.split("\n")[0]
         for rank, now in enumerate(self._seen[-1] if self._seen else ()):
             text = now.split(" ", 1)[1]
             if before is not None and now == before[rank] and not text.startswith("failed"):

@@ -40,9 +40,6 @@ struct Schedule {
   /// enough.
   int (*peak_activations)(const Spec& spec, int rank);
   const Formula* formula;  ///< null where none is published
-  /// Like `generate`, for a caller that follows a search and may stop it; null where nothing is
-  /// searched.
-  Plan (*search)(const Spec& spec, const SearchControl& control) = nullptr;
   bool heeds_costs = false;   ///< else the order depends on P, M and chunks alone
   bool takes_chunks = false;  ///< Spec::chunks may be any number; else 0 or the schedule's own
 };

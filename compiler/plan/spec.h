@@ -40,11 +40,8 @@ struct SearchOptions {
   /// chunk time.
   bool components = false;
   double noise = 0;  ///< standard deviation of each duration, relative; 0: none is assumed
-  /// A third more than the budget is spent to make sure that four times the budget gives no longer
-  /// step.
-  bool monotone = true;
-  /// Lesser limits are searched, too, so that more memory gives no longer step.
-  bool lesser_limits = true;
+  /// The search ends once the step is longer than its bound by no more than this share of it.
+  double until = 0;
 
   bool operator==(const SearchOptions&) const = default;
 };

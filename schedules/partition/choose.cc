@@ -15,7 +15,7 @@
 namespace contraflow {
 namespace {
 
-constexpr Time kNever = std::numeric_limits<Time>::max();
+constexpr Time kUnreached = std::numeric_limits<Time>::max();
 /// Steps of the exact method up to which it is worth its time.
 constexpr int64_t kMostSteps = 50'000'000;
 
@@ -52,7 +52,7 @@ class Balance {
   };
 
   Value Of(const Partition& partition) {
-    around_.assign(static_cast<size_t>(frame_.ranks), kNever);
+    around_.assign(static_cast<size_t>(frame_.ranks), kUnreached);
     work_.assign(static_cast<size_t>(frame_.ranks), 0);
     int first = 0;
     for (int s = 0; s < frame_.stages; ++s) {
@@ -67,7 +67,7 @@ class Balance {
     }
     Value value;
     for (size_t r = 0; r < work_.size(); ++r) {
-      if (around_[r] == kNever) continue;
+      if (around_[r] == kUnreached) continue;
       const Time here = around_[r] + work_[r];
       if (here > value.most) value.busiest = static_cast<int>(r);
       value.most = std::max(value.most, here);
@@ -104,13 +104,13 @@ Partition BestBottleneck(const Balance& balance, int layers, int stages) {
   const auto at = [layers](int s, int j) {
     return static_cast<size_t>(s) * static_cast<size_t>(layers + 1) + static_cast<size_t>(j);
   };
-  std::vector<Time> least(at(stages, layers) + 1, kNever);
+  std::vector<Time> least(at(stages, layers) + 1, kUnreached);
   std::vector<int> from(least.size(), 0);
   least[at(0, 0)] = 0;
   for (int s = 0; s < stages; ++s) {
     for (int j = s + 1; j <= layers - (stages - s - 1); ++j) {
       for (int i = s; i < j; ++i) {
-        if (least[at(s, i)] == kNever) continue;
+        if (least[at(s, i)] == kUnreached) continue;
         const Time value = std::max(least[at(s, i)], balance.OfStage(0, s, i, j));
         if (value >= least[at(s + 1, j)]) continue;
         least[at(s + 1, j)] = value;

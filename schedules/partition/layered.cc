@@ -23,6 +23,8 @@
 #include "schedules/published/rows.h"
 #include "schedules/recompute/recompute.h"
 #include "schedules/search/candidates.h"
+#include "schedules/published_plan.h"
+#include "schedules/search/incumbent.h"
 #include "schedules/search/portfolio.h"
 #include "schedules/search_control.h"
 
@@ -33,15 +35,14 @@ namespace {
 constexpr int64_t kRoomiestShare = 8;
 /// Likewise, to look for the one whose fullest rank holds least.
 constexpr int kLightestShare = 4;
-/// Ways that the depth of an interleaved placement is tried.
-constexpr int kDepths[] = {2, 3, 4, 5, 6, 8};
-/// And of a wave. Even ones end where they began; three depths take longer than they gain.
-constexpr int kWaves[] = {4, 8};
+}  // namespace
 
 void RequirePartition(const Schedule& schedule, const Spec& spec, int stages) {
   const std::string why_not = RejectPartition(spec.costs, ChoiceOf(spec), stages);
   if (!why_not.empty()) throw Error(std::string(schedule.name) + " " + why_not);
 }
+
+namespace {
 
 Partition PartitionOf(const Schedule& schedule, const Spec& spec, const Plan& frame,
                       LayerStages* layers) {
@@ -107,12 +108,12 @@ Plan FromPublished(const Schedule& schedule, const Spec& spec, const SearchContr
   const Plan frame = FrameOf(schedule, spec);
   LayerStages& layers = control.made->StagesOf(spec.costs, OverlapOf(spec));
   CheckStages(spec, &layers, schedule.stages(spec));
-  PlanChoice choice(spec);
+  Incumbent choice(spec);
   const auto offer = [&](const Spec& one, const Partition& partition) {
-    return choice.Offer([&] {
+    return choice.Try([&] {
       const Spec staged = Staged(one, frame, &layers, partition);
       CheckBytes(staged.costs);
-      Plan plan = GeneratePlan(staged, control);
+      Plan plan = PlanOfStages(schedule, staged);
       plan.costs = staged.costs;
       return plan;
     });
@@ -161,167 +162,15 @@ Plan FromPublished(const Schedule& schedule, const Spec& spec, const SearchContr
     // The least memory of all, on a partition of its own.
     Spec full = spec;
     full.recompute = {.choice = Recompute::Choice::kFull};
-    choice.Offer([&] { return FromPublished(schedule, full, control); });
+    choice.Try([&] { return FromPublished(schedule, full, control); });
   }
   return choice.Take(possible);
 }
 
-/// A placement and depth to search, simplest first.
-struct Shape {
-  Placement placement;
-  int chunks = 1;
-};
-
-std::vector<Shape> ShapesOf(const Spec& spec) {
-  const Placement asked = spec.search.placement;
-  const int deepest = spec.costs.LayerCount() / spec.ranks;
-  std::vector<Shape> shapes;
-  const auto offer = [&](Placement placement, int chunks) {
-    if (!Allows(asked, placement)) return;
-    if (chunks > deepest || (IsChoice(asked) && chunks > 1 && spec.ranks == 1)) return;
-    if (placement == Placement::kBidirectional &&
-        (spec.microbatches < 2 || (IsChoice(asked) && spec.ranks == 1))) {
-      return;
-    }
-    const int64_t stages = int64_t{chunks} * spec.ranks;
-    if (stages > kMaxStages || stages * spec.microbatches > kMaxCells) return;
-    const PartitionChoice choice = ChoiceOf(spec);
-    if (choice.kind == PartitionChoice::Kind::kList &&
-        !RejectPartition(spec.costs, choice, static_cast<int>(stages)).empty()) {
-      return;
-    }
-    shapes.push_back({placement, chunks});
-  };
-  offer(Placement::kLinear, 1);
-  offer(Placement::kV, 2);
-  if (spec.chunks > 0) {
-    offer(Placement::kInterleaved, spec.chunks);
-  } else {
-    for (const int chunks : kDepths) offer(Placement::kInterleaved, chunks);
-  }
-  if (spec.chunks > 2) {
-    offer(Placement::kWave, spec.chunks);
-  } else if (spec.chunks == 0) {
-    for (const int chunks : kWaves) offer(Placement::kWave, chunks);
-  }
-  offer(Placement::kBidirectional, 1);
-  return shapes;
-}
-
-/// The spec of a shape, still with its layers.
-Spec OfShape(const Spec& spec, const Shape& shape) {
-  Spec of = spec;
-  of.search.placement = shape.placement;
-  of.chunks = shape.chunks;
-  of.memory_limit = LimitFor(spec, spec.ranks * shape.chunks);
-  return of;
-}
-
-/// Throws Error if the costs do not say what recompute and offloading of the spec need to know.
-void CheckBought(const Spec& spec, const SearchControl& control) {
-  LayerStages& layers = control.made->StagesOf(spec.costs, OverlapOf(spec));
-  Spec even = spec;
-  even.costs = ChunkCosts(spec, &layers, EvenPartition(layers.layers(), spec.ranks));
-  if (spec.recompute.choice != Recompute::Choice::kNone) CheckRecomputeLimit(even);
-  CheckHostCost(even.costs, spec.offload.choice != Offload::Choice::kNone);
-}
-
-/// True where no order of any partition takes less than `step`.
-bool Proves(const Spec& of, const SearchControl& control, Time step) {
-  if (of.search.components) return false;
-  LayerStages& layers = control.made->StagesOf(of.costs, OverlapOf(of));
-  Spec even = of;
-  even.costs = ChunkCosts(of, &layers, EvenPartition(layers.layers(), of.ranks * of.chunks));
-  const std::vector<Candidate> candidates = CandidatesOf(even);
-  return !candidates.empty() &&
-         BoundOfPartitions(of, &layers, candidates.front().frame, step).value >= step;
-}
-
-/// Share of the budget for a search without recompute or offloading at first, and all of it unless
-/// its step is longer than the shortest by more than this percentage of it.
-constexpr int64_t kFirstWithout = 4, kHopeless = 10;
-
-/// Shapes, in each way to use what a spec leaves open: partitions are chosen for what is recomputed
-/// or goes to the host, so that what is searched without may be shorter.
-class WaySearch {
- public:
-  WaySearch(const Spec& spec, const std::vector<Shape>& shapes, const SearchControl& control)
-      : spec_(spec), shapes_(shapes), control_(control), choice_(spec) {}
-
-  /// The step of what is found, if it fits.
-  std::optional<Time> Try(Spec way, int64_t budget) {
-    if (shortest_ && control_.stopped()) return std::nullopt;
-    way.search.budget = budget;
-    std::vector<Spec> specs;
-    for (const Shape& shape : shapes_) {
-      Spec of = OfShape(way, shape);
-      if (!shortest_ || !Proves(of, control_, *shortest_)) specs.push_back(std::move(of));
-    }
-    if (specs.empty()) return std::nullopt;
-    std::optional<Time> step;
-    choice_.Offer([&] {
-      FoundPlan found = SearchShapes(specs, control_);
-      if (FitsMemory(found.plan, *found.plan.costs, spec_)) {
-        step = found.step;
-        shortest_ = std::min(found.step, shortest_.value_or(found.step));
-      }
-      return std::move(found.plan);
-    });
-    return step;
-  }
-
-  /// Shortest of those that fit; there must be one.
-  Time shortest() const { return *shortest_; }
-
-  /// Throws the Error of the last way where there is no plan.
-  Plan Take() {
-    Plan plan = choice_.Take();
-    plan.provenance->budget = spec_.search.budget;
-    return plan;
-  }
-
- private:
-  const Spec& spec_;
-  const std::vector<Shape>& shapes_;
-  const SearchControl& control_;
-  PlanChoice choice_;
-  std::optional<Time> shortest_;
-};
-
-Plan Searched(const Spec& spec, const SearchControl& control) {
-  const std::vector<Shape> shapes = ShapesOf(spec);
-  if (shapes.empty()) {
-    RequirePartition(kAuto, spec, spec.ranks);
-    if (spec.search.placement == Placement::kWave && spec.chunks > 0) {
-      if (const std::string why = RejectWave(spec.chunks); !why.empty()) {
-        throw Error("auto " + why);
-      }
-    }
-    throw Error("auto has no such placement of " + std::to_string(spec.costs.LayerCount()) +
-                " layers on " + std::to_string(spec.ranks) +
-                " ranks; give another `placement` or `chunks`");
-  }
-  CheckBought(spec, control);
-  std::vector<Spec> ways = WithoutAndWith(spec);
-  // Without a memory limit, nothing needs to be recomputed or to go to the host.
-  if (!spec.memory_limit && DevicesOf(spec).empty()) ways.resize(1);
-  WaySearch search(spec, shapes, control);
-  std::vector<std::pair<const Spec*, Time>> again;
-  for (size_t i = 0; i + 1 < ways.size(); ++i) {
-    const std::optional<Time> step = search.Try(ways[i], spec.search.budget / kFirstWithout);
-    if (step) again.emplace_back(&ways[i], *step);
-  }
-  search.Try(ways.back(), spec.search.budget);
-  for (const auto& [way, step] : again) {
-    if (step / 100 * (100 - kHopeless) <= search.shortest()) search.Try(*way, spec.search.budget);
-  }
-  return search.Take();
-}
-
 }  // namespace
 
-Plan GenerateFromLayers(const Schedule& schedule, const Spec& spec, const SearchControl& control) {
-  return &schedule == &kAuto ? Searched(spec, control) : FromPublished(schedule, spec, control);
+Plan PlanOfLayers(const Schedule& schedule, const Spec& spec, const SearchControl& control) {
+  return FromPublished(schedule, spec, control);
 }
 
 void CheckDevicesForLayers(const Spec& spec, const SearchControl& control) {

@@ -10,13 +10,15 @@
 
 namespace contraflow {
 
-/// The plan of a spec whose costs have layers: the partition that the spec asks for, with the order
-/// that the schedule then has. The plan brings the costs of its stages (CostModel::partition).
-/// Choice::kAuto takes the partition with the shortest step that is found; `auto` looks for both in
-/// turn, over all placements and up to 8 stages a rank. SearchControl::made is not null.
+/// The plan of a published schedule for costs of layers: the partition that the spec asks for, with
+/// the order that the schedule then has; of a free choice the one with the shortest step. The plan
+/// brings the costs of its stages (CostModel::partition). SearchControl::made is not null.
 /// Deterministic. Throws as GeneratePlan does, and if the layers cannot become so many stages
 /// (RejectPartition).
-Plan GenerateFromLayers(const Schedule& schedule, const Spec& spec, const SearchControl& control);
+Plan PlanOfLayers(const Schedule& schedule, const Spec& spec, const SearchControl& control);
+
+/// Throws Error if the layers cannot become so many stages.
+void RequirePartition(const Schedule& schedule, const Spec& spec, int stages);
 
 /// Throws Error if the devices together have no room for what every partition of `auto` holds: the
 /// parameters and their states, once, and one micro-batch unless that is recomputed or offloaded.
@@ -65,17 +67,5 @@ PartitionBound BoundOfPartitions(const Spec& spec, LayerStages* layers, const Pl
 /// The partition of that bound; where ranks have several stages, without a look at the memory
 /// limit.
 Partition BalancedPartition(const Spec& spec, LayerStages* layers, const Plan& frame, Time enough);
-
-/// A plan that was searched, and how long its step takes.
-struct FoundPlan {
-  Plan plan;
-  Time step = 0;
-};
-
-/// The shortest step that is found for a spec with layers, partition and order, in any of some
-/// shapes: the same spec, each with a placement that is no choice and so many chunks
-/// (Spec::chunks). Of equals the first. Each takes about the budget of the spec, but for those
-/// whose bound for any partition is no shorter than what is found. Throws Error if nothing fits.
-FoundPlan SearchShapes(const std::vector<Spec>& shapes, const SearchControl& control);
 
 }  // namespace contraflow

@@ -15,10 +15,12 @@
 namespace contraflow {
 namespace {
 
-/// Budget of a search, in nanoseconds, with which partitions are judged as often as they can be;
-/// with less they are judged less often, but so many times at least.
-constexpr double kWholeBudget = 1e9;
+/// Share of the work in which partitions are judged by published orders, and how often they are at
+/// least.
+constexpr int64_t kJudgedShare = 8;
 constexpr int64_t kFewestJudged = 40;
+/// Orders that a judgement takes as long as to evaluate.
+constexpr int64_t kOrdersJudged = 16;
 /// Bounds of partitions that are proven to choose what is searched, at most.
 constexpr int64_t kMostBounds = 300;
 /// Lists with pairs that are made of a partition to judge it.
@@ -42,7 +44,8 @@ std::optional<Plan> PairedOrder(const Candidate& candidate) {
 }  // namespace
 
 std::vector<Chance> Promising(const Spec& of, const Plan& frame, LayerStages* layers,
-                              Judged* judged) {
+                              const std::function<Partition(Time)>& any, Judged* judged,
+                              SearchWork* work) {
   const auto staged = [&](const Partition& partition) {
     return StagedChunks(of, frame, layers, partition);
   };
@@ -88,15 +91,13 @@ std::vector<Chance> Promising(const Spec& of, const Plan& frame, LayerStages* la
     return Judged::Once(&judged->published, partition, order);
   };
   const std::vector<Partition> starts = StartingPartitions(*layers, frame, of.costs);
-  // Up to four published orders each, which take longer to make than to simulate.
-  const double share = std::min(1.0, static_cast<double>(of.search.budget) / kWholeBudget);
-  const int64_t all = MostJudged(of, frame.stages) / 8;
-  const int64_t most =
-      std::max<int64_t>(kFewestJudged, static_cast<int64_t>(share * static_cast<double>(all)));
+  const int64_t instructions = int64_t{3} * frame.stages * frame.microbatches;
+  const int64_t most = std::max(kFewestJudged, work->left() / kJudgedShare /
+                                                   (kOrdersJudged * instructions));
   const Partition front = BestFrom(starts, published, most, published);
   std::vector<Chance> promising = {{0, front}};
   // The best of an argument over all partitions, of those that may beat that.
-  const Partition balanced = BalancedPartition(of, layers, frame, published(front).step);
+  const Partition balanced = any(published(front).step);
   const int64_t bounds = std::min(most, kMostBounds) / static_cast<int64_t>(starts.size() + 2);
   ImprovePartition(front, bound, bounds);
   if (!balanced.empty() && balanced != front) {

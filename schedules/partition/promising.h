@@ -1,9 +1,11 @@
 #pragma once
 
+#include <functional>
 #include <map>
 #include <vector>
 
 #include "schedules/partition/partition.h"
+#include "schedules/search/work.h"
 
 namespace contraflow {
 
@@ -27,8 +29,10 @@ struct Judged {
 
 /// Different partitions that may do best, the most promising first: the one on which published
 /// orders do best, the one that the bound for any ends with, and those with the least bounds, from
-/// several starts moved by single layers.
+/// several starts moved by single layers. `any` gives the partition with which the bound for any
+/// partition ends that looks at steps up to some length.
 std::vector<Chance> Promising(const Spec& of, const Plan& frame, LayerStages* layers,
-                              Judged* judged);
+                              const std::function<Partition(Time)>& any, Judged* judged,
+                              SearchWork* work);
 
 }  // namespace contraflow

@@ -17,7 +17,7 @@ namespace contraflow {
 namespace {
 
 /// Instructions that may be simulated to improve one partition, about.
-constexpr int64_t kMostSimulated = 8'000'000;
+constexpr int64_t kMostSimulated = 1'000'000;
 
 /// Least need of each rank whatever is recomputed or offloaded, which is chosen later and may make
 /// it fit: all that is fixed, and room for one activation.

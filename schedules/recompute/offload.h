@@ -30,14 +30,16 @@ Plan ImproveOffloaded(const Plan& offloaded, const CostModel& costs,
                       const std::vector<int64_t>& limits, Time bound, bool recompute, uint64_t seed,
                       SearchWork* work);
 
-/// Makes the plan of a spec without offloading.
+/// Stages that a spec names, of so many. Throws Error if some do not exist.
+std::vector<int> StagesToOffload(int count, const Spec& spec);
+
+/// Makes the plan of a spec without offloading; throws Error if there is none.
 using GenerateResident = std::function<Plan(const Spec&)>;
 
-/// The plan of a schedule with the offloading of the spec, beside its recompute: of the orders that
-/// are made for its limit and for looser ones, the one with the shortest step that then fits; never
-/// longer than without. Throws Error if the stages do not exist, if the costs have no "host", and
-/// as `generate` does.
-Plan GenerateOffloaded(const Spec& spec, const SearchControl& control,
-                       const GenerateResident& generate);
+/// The plan of a published schedule with the offloading of the spec, in addition to its recompute:
+/// of the orders that are made for its limit and for looser ones, the one with the shortest step
+/// that then fits; never longer than without. Throws Error if the stages do not exist, if the costs
+/// have no "host", and as `generate` does.
+Plan GenerateOffloaded(const Spec& spec, const GenerateResident& generate);
 
 }  // namespace contraflow

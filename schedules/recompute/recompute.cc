@@ -16,7 +16,6 @@
 #include "compiler/plan/recompute_cost.h"
 #include "compiler/simulate/simulate.h"
 #include "schedules/search/portfolio.h"
-#include "schedules/search_control.h"
 
 namespace contraflow {
 namespace {
@@ -119,10 +118,9 @@ struct Orders {
   std::vector<Plan> plans;
   std::optional<Error> why_not;  ///< of the first that there is none of
 
-  void Try(const Schedule& schedule, const Spec& spec, const SearchControl& control,
-           bool whole = false) {
+  void Try(const OrderMaker& make, const Spec& spec, bool whole = false) {
     try {
-      Plan plan = GenerateOrder(schedule, spec, control);
+      Plan plan = make(spec);
       if (whole) plan = Whole(std::move(plan));
       const auto same = [&](const Plan& other) {
         return other.routes == plan.routes && other.programs == plan.programs;
@@ -137,12 +135,11 @@ struct Orders {
 /// The spec of an order whose backwards have R in them. With all stages recomputed a chunk under
 /// way holds its input or, behind B, its stash, and beside these there are at most as many whole
 /// activations as chunks run at one time. With `whole` W is in the backward too (Whole): no stash.
-Spec Fused(const Schedule& schedule, const Spec& spec, bool whole) {
+Spec Fused(const Spec& spec, int stages, bool whole) {
   Spec fused = spec;
   fused.recompute = {};
   // Components have no R in their backward.
   fused.search.components = false;
-  const int stages = schedule.stages(spec);
   const std::vector<RecomputedStage> chosen = MostRecomputed(stages, spec);
   const bool all = spec.recompute.choice != Recompute::Choice::kStages;
   bool pairs = false;
@@ -191,9 +188,9 @@ Spec Fused(const Schedule& schedule, const Spec& spec, bool whole) {
 }
 
 /// True where a chunk that waits for W may hold more than one that waits for R.
-bool StashIsMore(const Schedule& schedule, const Spec& spec) {
+bool StashIsMore(const Spec& spec, int stages) {
   if (!spec.memory_limit || spec.recompute.choice == Recompute::Choice::kStages) return false;
-  const std::vector<RecomputedStage> most = MostRecomputed(schedule.stages(spec), spec);
+  const std::vector<RecomputedStage> most = MostRecomputed(stages, spec);
   return std::ranges::any_of(most, [&](const RecomputedStage& chosen) {
     const CellBytes bytes = BytesOfCell(spec.costs, chosen.stage, true, chosen.extent);
     return bytes.stash > bytes.input;
@@ -286,7 +283,7 @@ Plan RecomputeOrder(const Plan& order, const Spec& spec, Room room, Grain grain)
   return HoistRecompute(RecomputeStages(order, stages), spec.costs, most);
 }
 
-Plan GenerateOrder(const Schedule& schedule, const Spec& spec, const SearchControl& control) {
+Plan GenerateOrder(const Schedule& schedule, const Spec& spec) {
   const std::string name(schedule.name);
   const std::string why_not = schedule.reject(spec);
   if (!why_not.empty()) throw Error(name + " " + why_not);
@@ -298,11 +295,11 @@ Plan GenerateOrder(const Schedule& schedule, const Spec& spec, const SearchContr
                 " cells; use fewer `ranks` or `microbatches`");
   }
   CheckCosts(spec.costs, stages, spec.microbatches);
-  return schedule.search != nullptr ? schedule.search(spec, control) : schedule.generate(spec);
+  return schedule.generate(spec);
 }
 
-Plan GenerateRecomputed(const Schedule& schedule, const Spec& spec, Room room,
-                        const SearchControl& control, RecomputedBeside* beside) {
+Plan GenerateRecomputed(const Spec& spec, int stages, Room room, bool searched,
+                        const OrderMaker& make, RecomputedBeside* beside) {
   using Choice = Recompute::Choice;
   const Recompute& recompute = spec.recompute;
   CF_ASSERT(recompute.choice != Choice::kNone);
@@ -311,18 +308,18 @@ Plan GenerateRecomputed(const Schedule& schedule, const Spec& spec, Room room,
   Spec plain = spec;
   plain.recompute = {};
   Orders orders;
-  orders.Try(schedule, plain, control);
+  orders.Try(make, plain);
   // A generator that heeds costs and memory does without recompute what it need not do with it.
   plain.memory_limit.reset();
-  if (spec.memory_limit) orders.Try(schedule, plain, control);
+  if (spec.memory_limit) orders.Try(make, plain);
   if (beside == nullptr && orders.plans.size() == 1 && recompute.choice == Choice::kAuto &&
       limit.Fits(Simulate(orders.plans[0], spec.costs))) {
     return std::move(orders.plans[0]);
   }
-  orders.Try(schedule, Fused(schedule, spec, false), control);
+  orders.Try(make, Fused(spec, stages, false));
   // Published orders do not search for what fits.
-  if (schedule.search != nullptr && StashIsMore(schedule, spec)) {
-    orders.Try(schedule, Fused(schedule, spec, true), control, true);
+  if (searched && StashIsMore(spec, stages)) {
+    orders.Try(make, Fused(spec, stages, true), true);
   }
   if (orders.plans.empty()) throw *orders.why_not;
   const CostModel& costs = spec.costs;

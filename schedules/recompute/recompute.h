@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <vector>
 
@@ -63,7 +64,10 @@ Plan RecomputeOrder(const Plan& order, const Spec& spec, Room room, Grain grain 
 
 /// The compute order of a row of the table for the spec, as it is without recompute. Throws Error
 /// if the row rejects the spec, or if the costs do not fit it.
-Plan GenerateOrder(const Schedule& schedule, const Spec& spec, const SearchControl& control);
+Plan GenerateOrder(const Schedule& schedule, const Spec& spec);
+
+/// Makes a compute order for a spec without recompute; throws Error if there is none.
+using OrderMaker = std::function<Plan(const Spec&)>;
 
 /// Plans beside it that are made of the same orders where recompute is free to choose.
 struct RecomputedBeside {
@@ -71,13 +75,13 @@ struct RecomputedBeside {
   std::optional<Plan> layers;  ///< the shortest with as few layers as it takes; none if not known
 };
 
-/// The plan of a schedule with the recompute of the spec: of the orders that it makes within the
-/// limit, without one and for costs that have R in the backward, the one with the shortest step
-/// that fits, or, where none does, the one that holds least. With `beside`, single layers are for
-/// that alone. Throws Error if the stages do not exist, or if there is a memory limit and the costs
-/// give no bytes.
-Plan GenerateRecomputed(const Schedule& schedule, const Spec& spec, Room room,
-                        const SearchControl& control, RecomputedBeside* beside = nullptr);
+/// The plan with the recompute of the spec: of the orders of so many stages that `make` gives for
+/// the limit, for none and for costs that have R in the backward (`searched`: also with W in it),
+/// the one with the shortest step that fits, or, where none does, the one that holds least. With
+/// `beside`, single layers are for that alone. Throws Error if the stages do not exist, or if there
+/// is a memory limit and the costs give no bytes.
+Plan GenerateRecomputed(const Spec& spec, int stages, Room room, bool searched,
+                        const OrderMaker& make, RecomputedBeside* beside = nullptr);
 
 /// True where the costs say that a stage has several layers.
 bool KnowsLayers(const CostModel& costs);
@@ -85,12 +89,5 @@ bool KnowsLayers(const CostModel& costs);
 /// Throws Error unless a memory limit can be read with recompute: where the costs give no bytes it
 /// counts activations, and an input is none.
 void CheckRecomputeLimit(const Spec& spec);
-
-/// The same for `auto` over its placements (schedules/search/candidates.h): the shortest step that
-/// fits of what GenerateRecomputed makes of its own orders and of every published schedule with the
-/// same routes, with the costs and the provenance of the plan as it is. The stages of the spec are
-/// those of its costs: parts of one are recomputed alike, and merged ones if one of them is named.
-/// Without a limit there is room for anything. Throws Error if nothing fits the limit.
-Plan GenerateSearchedRecomputed(const Spec& spec, const SearchControl& control);
 
 }  // namespace contraflow

@@ -1,254 +1,227 @@
-// The searched schedule: the shortest step that is found for given costs and memory, over one
-// placement or all of them.
+// The searched schedule: the shortest step for given costs and memory, over all placements.
 //
-//   costs, limit -> candidates -> published orders that fit -> policies -> local search -> plan
-//                   (routes)      (all of the table)           (search.h)
+//   spec -> shapes -> rungs of one ladder: each shape runs once, the best first -> incumbent -> plan
 //
-// The costs describe a model; every placement gets the same one, its stages cut in parts or merged
-// (candidates.h), so that their steps compare. A placement whose proven bound is no
-// shorter than what is found already is not searched. Each of the others has the whole budget, so
-// that all of them give nothing longer than one alone. It counts evaluated instructions: the result
-// depends on the spec and not on the machine.
-//
-// Published orders come first and the search only ever replaces an order by a better one, so the
-// plan is never longer than any schedule of the table that fits the same placement and memory.
+// A shape is a placement and depth in one of the ways to hold less that the spec leaves open
+// (shape.h). Every rung gives each shape four times the work of the one before, and a budget ends
+// the sequence at some place: so a larger budget never gives a longer step. A shape whose bound is
+// no shorter than the incumbent is not run. Work counts evaluated instructions: the result depends
+// on the spec and not on the machine.
+
+#include "schedules/search/auto.h"
 
 #include <algorithm>
+#include <memory>
 #include <optional>
+#include <set>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "compiler/bound/bound.h"
 #include "compiler/plan/error.h"
 #include "compiler/plan/memory_limit.h"
 #include "compiler/simulate/simulate.h"
-#include "schedules/published/placement.h"
+#include "schedules/local/noise.h"
+#include "schedules/made_plans.h"
+#include "schedules/partition/partition.h"
 #include "schedules/published/rows.h"
-#include "schedules/search/candidate_search.h"
+#include "schedules/recompute/recompute.h"
 #include "schedules/search/candidates.h"
+#include "schedules/search/incumbent.h"
 #include "schedules/search/portfolio.h"
-#include "schedules/search_control.h"
+#include "schedules/search/shape.h"
+#include "schedules/search/work.h"
 
 namespace contraflow {
 namespace {
 
-/// True if a candidate's bound is the time that a step takes at least. Not where components overlap
-/// from chunk to chunk or other micro-batches may come to a route.
-bool BoundHolds(const Candidate& candidate, const Spec& asked) {
-  const bool components = asked.search.components && asked.costs.components();
-  return !components && !SharesOutMicrobatches(candidate, asked.search);
+/// Work of a rung, as a multiple of that of the one before.
+constexpr int64_t kStep = 4;
+/// Published schedules get partitions of their own if a shape with their routes has come within this
+/// share of the incumbent.
+constexpr int64_t kNear = 32;
+/// Instructions for which such a plan counts, and orders for which one of stages does.
+constexpr int64_t kPartitionedWork = 2'000'000, kOrdersEach = 16;
+
+int64_t InstructionsOf(const Plan& frame) {
+  return int64_t{3} * frame.stages * frame.microbatches;
 }
 
-/// Limits that a candidate with more room is searched at, too, in quarters of 1x (P activations of
-/// a whole rank).
-constexpr int kQuarters[] = {1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 24, 32};
-/// Candidates at which the bound is that without any limit, so many; fewer where each takes long or
-/// is searched with two kinds of overlap.
-constexpr int kMostFree = 3, kMostFreeOverlapped = 1;
-
-/// A candidate at one of these limits, or at its own.
-struct Room {
-  Candidate candidate;
-  Time bound = 0;
-};
-
-/// The most that a rank may ever hold, in what limits count.
-int64_t MostHeld(const Plan& frame, const MemoryLimit& unit) {
-  int64_t most = 0;
-  for (int r = 0; r < frame.ranks; ++r) {
-    int64_t held = 0;
-    for (const Route& route : frame.routes) {
-      const auto microbatches = static_cast<int64_t>(route.microbatches.size());
-      held += std::ranges::count(route.ranks, r) * microbatches * unit.largest();
-    }
-    most = std::max(most, held);
-  }
-  return most;
+Placement PlacementOf(const Plan& plan) {
+  if (plan.routes.size() > 1) return Placement::kBidirectional;
+  const std::vector<int>& ranks = plan.routes[0].ranks;
+  if (plan.stages == plan.ranks) return Placement::kLinear;
+  const bool back = plan.stages == 2 * plan.ranks && ranks.front() == ranks.back();
+  return back ? Placement::kV : Placement::kInterleaved;
 }
 
-/// The candidate with less and less room than its own: at the limits that count, and at those that
-/// are less than `peak`, what it holds without a limit. `free` is its bound without one.
-std::vector<Room> LesserRooms(const Candidate& candidate, const Spec& asked, Time free,
-                              int64_t peak) {
-  const Plan& frame = candidate.frame;
-  const CostModel& costs = candidate.spec.costs;
-  const std::optional<int64_t> own = candidate.spec.memory_limit;
-  const MemoryLimit unit(costs);
-  // Limits in activations count those of the costs that were given.
-  const int64_t parts = unit.bytes() ? 1 : std::max(1, frame.stages / CostStages(asked));
-  const int64_t whole =
-      (unit.bytes() ? costs.memory->ActivationOfAll(frame.stages) : frame.stages) / parts;
-  const int64_t least = SerialPeak(frame, costs, false), most = MostHeld(frame, unit);
-  std::vector<Room> rooms;
-  int left = costs.derived ? kMostFreeOverlapped : kMostFree;
-  // Looking at all schedules finds what any limit allows.
-  if (IsSmall(candidate, candidate.spec.search)) left = static_cast<int>(std::size(kQuarters));
-  int64_t last = 0;
-  for (const int quarters : kQuarters) {
-    const int64_t limit = (whole / 4 * quarters + whole % 4 * quarters / 4) * parts;
-    if ((own && limit >= *own) || limit >= most || (left <= 0 && limit >= peak)) break;
-    if (limit < least || limit == std::exchange(last, limit)) continue;
-    rooms.push_back({candidate, ProveBound(frame, costs, limit).value});
-    rooms.back().candidate.spec.memory_limit = limit;
-    if (rooms.back().bound <= free) --left;
-  }
-  std::ranges::reverse(rooms);
-  return rooms;
+/// The spec of a schedule for the model that the costs describe; nothing where it takes none such.
+std::optional<Spec> SpecFor(const Schedule& schedule, const Spec& asked) {
+  Spec spec = asked;
+  spec.schedule = schedule.name;
+  if (!schedule.takes_chunks) spec.chunks = 0;
+  if (!schedule.reject(spec).empty()) return std::nullopt;
+  const int given = CostStages(asked), stages = schedule.stages(spec);
+  spec.memory_limit = LimitFor(asked, stages);
+  if (spec.memory_limit && *spec.memory_limit < 1) return std::nullopt;
+  if (!spec.costs.layers.empty()) return spec;
+  if (!RejectRepartition(spec.costs, given, stages).empty()) return std::nullopt;
+  spec.costs = Repartition(spec.costs, given, stages);
+  return spec;
 }
 
-/// Costs with chunks that overlap as published, if these overlap more.
-std::optional<CostModel> WithPublishedOverlap(CostModel costs) {
-  if (!costs.moe || costs.derived != Overlap::kAll) return std::nullopt;
-  bool more = false;
-  for (StageCost& stage : costs.stages) {
-    more |= stage.bw < stage.b + stage.w;
-    stage.bw = stage.b + stage.w;
-  }
-  costs.derived = Overlap::kPublished;
-  return more ? std::optional(std::move(costs)) : std::nullopt;
-}
-
-/// The best for a candidate and for what it has more room than, or chunks that overlap more than:
-/// whatever is found for these runs in it and takes no longer there. So more memory never gives a
-/// longer step, from one of the limits above to the next; and a search with little room often finds
-/// the shorter order.
-class RoomSearch {
+class AutoSearch {
  public:
-  /// `bound` is proven for the candidate. But for what is searched first, nothing that is no
-  /// shorter than `enough` is looked for.
-  RoomSearch(const Candidate& candidate, Time bound, std::optional<Time> enough, const Spec& asked,
-             const SearchControl& control)
-      : candidate_(candidate),
-        spec_(candidate.spec),
-        asked_(asked),
-        control_(control),
-        shared_(SharesOutMicrobatches(candidate, asked.search)),
-        bound_(bound),
-        enough_(enough) {}
+  AutoSearch(const Spec& asked, const SearchControl& control)
+      : asked_(asked), control_(control), work_(asked.search, control), incumbent_(asked) {
+    const bool layered = !asked.costs.layers.empty();
+    if (layered) CheckDevicesForLayers(asked, control);
+    shapes_ = layered ? LayerShapes(asked, control, &incumbent_) : StageShapes(asked, &incumbent_);
+  }
 
-  /// Returns nothing where all that is found holds too much.
-  std::optional<Choice> Run() {
-    if (!spec_.search.lesser_limits || spec_.search.noise > 0) {
-      return SearchCandidate(candidate_, bound_, asked_, control_);
+  Plan Run() {
+    // Of layers published schedules make stages of their own, on a device each rank has a limit of
+    // its own, and copies to the host are laid into whole plans.
+    const bool own = !asked_.costs.layers.empty() || !DevicesOf(asked_).empty() ||
+                     asked_.offload.choice != Offload::Choice::kNone;
+    bool open = true;
+    for (int64_t times = 1; open && (times == 1 || !work_.spent()); times *= kStep) {
+      open = RunRung(times);
+      if (times == 1 && own) OfferPublished();
     }
-    TryRooms(candidate_, bound_);
-    if (best_ && !shared_ && best_->step <= bound_) return std::move(best_);
-    if (std::optional<CostModel> less = WithPublishedOverlap(spec_.costs)) {
-      Candidate published = candidate_;
-      published.spec.costs = std::move(*less);
-      TryRooms(published,
-               ProveBound(published.frame, published.spec.costs, spec_.memory_limit).value);
-    }
-    return std::move(best_);
+    if (!incumbent_.any()) Refuse();
+    return Finish();
   }
 
  private:
-  /// With its own room, of which `bound` is the bound, and then less. Where the bound is that
-  /// without a limit, what is found without one is taken, if it fits.
-  void TryRooms(const Candidate& of, Time bound) {
-    const bool own = of.spec == spec_;
-    Candidate any = of;
-    any.spec.memory_limit.reset();
-    const Time free = of.spec.memory_limit ? ProveBound(of.frame, of.spec.costs, {}).value : bound;
-    if (best_ && !Worth(bound)) return;
-    int64_t peak = 0;
-    bool fits = false;
-    if (bound <= free) {
-      // A bound with any room holds with this one.
-      fits = Try({any, free}, own);
-      peak = peak_;
+  /// Runs every open shape that may improve the incumbent, the one with the shortest step first.
+  /// False if none is left.
+  bool RunRung(int64_t times) {
+    std::ranges::stable_sort(shapes_, {}, [](const std::unique_ptr<Shape>& shape) {
+      return shape->step().value_or(INT64_MAX);
+    });
+    bool open = false;
+    for (const std::unique_ptr<Shape>& shape : shapes_) {
+      if (work_.spent() && incumbent_.any()) return true;
+      if (closed_.contains(shape.get()) || !Improves(*shape)) continue;
+      SearchWork part(&work_, times * shape->orders() * shape->instructions());
+      if (shape->Run(&part, &incumbent_)) {
+        open = true;
+      } else {
+        closed_.insert(shape.get());
+      }
     }
-    if (!fits) Try({of, bound}, own);
-    if (best_ && !shared_ && best_->step <= bound) return;
-    for (const Room& room : LesserRooms(of, asked_, free, peak)) {
-      if (best_ && control_.stopped()) return;
-      if (!Worth(room.bound)) return;
-      Try(room, false);
+    return open;
+  }
+
+  /// False if no plan of the shape is shorter than the incumbent.
+  bool Improves(Shape& shape) {
+    if (!incumbent_.any() || !incumbent_.fits()) return true;
+    const Time step = incumbent_.worth().step;
+    const Time enough =
+        step - static_cast<Time>(static_cast<double>(step) * asked_.search.until);
+    return shape.Bound(enough) < enough;
+  }
+
+  /// True if a shape with these routes has come near the incumbent.
+  bool Promises(const std::vector<Route>& routes) {
+    if (asked_.costs.layers.empty() || !incumbent_.any()) return true;
+    const Time step = incumbent_.worth().step;
+    return std::ranges::any_of(shapes_, [&](const std::unique_ptr<Shape>& shape) {
+      return shape->step() && *shape->step() - step <= step / kNear && shape->routes() == routes;
+    });
+  }
+
+  /// Whole plans of published schedules.
+  void OfferPublished() {
+    for (const Schedule* schedule : kPublishedSchedules) {
+      const std::optional<Spec> spec = SpecFor(*schedule, asked_);
+      if (!spec || (work_.spent() && incumbent_.any())) continue;
+      const Plan frame = FrameOf(*schedule, *spec);
+      const Placement placement = PlacementOf(frame);
+      if (!Allows(asked_.search.placement, placement) || !Promises(frame.routes)) continue;
+      work_.Spend(asked_.costs.layers.empty() ? kOrdersEach * InstructionsOf(frame)
+                                              : kPartitionedWork);
+      incumbent_.Try([&] {
+        Plan plan = GeneratePlan(*spec, control_);
+        plan.schedule = kAuto.name;
+        if (!plan.costs) plan.costs = spec->costs;
+        const std::optional<int64_t> limit = LimitFor(asked_, plan.stages);
+        plan.provenance =
+            Provenance{.placement = std::string(Name(placement)),
+                       .from = std::string(schedule->name),
+                       .cost_stages = {},
+                       .memory_limit = limit,
+                       .makespan = Simulate(plan, *plan.costs, Keep::kFigures).makespan,
+                       .bound = ProveBound(plan, *plan.costs, limit).value};
+        return plan;
+      });
     }
   }
 
-  /// True where something shorter may be found. Of components a bound is no proof, but hardly any
-  /// order overlaps so much more from chunk to chunk.
-  bool Worth(Time bound) const { return !enough_ || bound < *enough_ || shared_; }
-
-  /// `own`: with the costs of the candidate itself, and no less room. False where what is found
-  /// holds too much.
-  bool Try(const Room& room, bool own) {
-    const double next = (1 + spent_) / 2;
-    Choice choice = SearchCandidate(room.candidate, room.bound, asked_,
-                                    PartOf(control_, std::exchange(spent_, next), next, ""));
-    choice.plan.costs = spec_.costs;
-    const Simulation run = Simulate(choice.plan, spec_.costs, Keep::kFigures);
-    const MemoryLimit limit(spec_.costs, spec_.memory_limit);
-    peak_ = 0;
-    for (const RankFigures& rank : run.ranks) peak_ = std::max(peak_, limit.Peak(rank));
-    if (!limit.Fits(run)) return false;
-    choice.step = StepTime(choice.plan, spec_.costs, spec_.memory_limit, asked_.search);
-    // The one that holds less wins of equals.
-    if (best_ && choice.step > best_->step) return true;
-    // If all orders were looked at it is another bound. That of a way to share micro-batches out
-    // holds for no other.
-    const Provenance& found = *choice.plan.provenance;
-    if (own && !shared_) bound_ = std::max(bound_, found.bound);
-    Time bound = bound_;
-    if (shared_) {
-      bound = own ? found.bound : ProveBound(choice.plan, spec_.costs, spec_.memory_limit).value;
-    }
-    choice.plan.provenance = ProvenanceOf(candidate_, asked_, found.from, run.makespan, bound);
-    best_ = std::move(choice);
-    enough_ = std::min(best_->step, enough_.value_or(best_->step));
-    return true;
+  Plan Finish() {
+    Plan plan = incumbent_.Take();
+    plan.schedule = asked_.schedule;
+    Provenance& provenance = *plan.provenance;
+    provenance.budget = asked_.search.budget;
+    provenance.seed = asked_.search.seed;
+    provenance.noise = asked_.search.noise;
+    provenance.interrupted = control_.stopped();
+    const bool layered = !asked_.costs.layers.empty();
+    if (!layered && CostStages(asked_) != plan.stages) provenance.cost_stages = CostStages(asked_);
+    if (layered) CoverPartitions(asked_, control_, &plan);
+    return plan;
   }
 
-  const Candidate& candidate_;
-  const Spec& spec_;
+  /// Throws the Error that says why nothing fits.
+  [[noreturn]] void Refuse() {
+    const bool layered = !asked_.costs.layers.empty();
+    const bool devices = !DevicesOf(asked_).empty();
+    const std::optional<Error>& why_not = incumbent_.why_not();
+    if (layered && asked_.memory_limit && !devices) {
+      std::optional<Shape::Lack> least;
+      for (const std::unique_ptr<Shape>& shape : shapes_) {
+        std::optional<Shape::Lack> lack = shape->WhyNot();
+        if (lack && (!least || lack->excess < least->excess)) least = std::move(lack);
+      }
+      if (least) throw Error("auto " + least->advice);
+    }
+    if (why_not) throw *why_not;
+    if (devices && asked_.recompute.choice == Recompute::Choice::kNone) {
+      throw Error(asked_.schedule +
+                  " does not fit `device_memory`: no placement that was tried leaves room for one "
+                  "micro-batch; " +
+                  DeviceAdvice(asked_));
+    }
+    if (devices) {
+      throw Error(asked_.schedule + " does not fit `device_memory`" +
+                  (asked_.recompute.everything() ? ", whatever is recomputed; "
+                                                 : " with what is recomputed; ") +
+                  DeviceAdvice(asked_));
+    }
+    throw Error(asked_.schedule + " " + MemoryAdvice(asked_));
+  }
+
   const Spec& asked_;
   const SearchControl& control_;
-  const bool shared_;  // other micro-batches may come to a route
-  Time bound_;
-  std::optional<Time> enough_;
-  std::optional<Choice> best_;
-  int64_t peak_ = 0;  // of what was found last
-  double spent_ = 0;
+  SearchWork work_;
+  Incumbent incumbent_;
+  std::vector<std::unique_ptr<Shape>> shapes_;
+  std::set<const Shape*> closed_;  // that no more work can help
 };
 
-Plan SearchAll(const Spec& spec, const SearchControl& control) {
-  const std::vector<Candidate> candidates = CandidatesOf(spec);
-  std::optional<Choice> best;
-  std::optional<Error> first_error;
-  for (size_t i = 0; i < candidates.size(); ++i) {
-    const Candidate& candidate = candidates[i];
-    if (best && control.stopped()) break;
-    const std::optional<int64_t> limit = candidate.spec.memory_limit;
-    if (limit && SerialPeak(candidate.frame, candidate.spec.costs, false) > *limit) continue;
-    try {
-      const Bound bound = ProveBound(candidate.frame, candidate.spec.costs, limit);
-      if (best && BoundHolds(candidate, spec) && bound.value >= best->step) continue;
-      const auto count = static_cast<double>(candidates.size()), at = static_cast<double>(i);
-      const std::string name = std::string(Name(candidate.placement)) + ", ";
-      const SearchControl part = PartOf(control, at / count, (at + 1) / count, name);
-      const std::optional<Time> enough = best ? std::optional(best->step) : std::nullopt;
-      std::optional<Choice> choice = RoomSearch(candidate, bound.value, enough, spec, part).Run();
-      if (choice && (!best || choice->step < best->step)) best = std::move(choice);
-    } catch (const Error& error) {
-      // Costs or a limit that this placement cannot have; another one may.
-      if (!first_error) first_error = error;
-    }
-  }
-  if (!best && first_error) throw *first_error;
-  if (!best && !DevicesOf(spec).empty()) {
-    throw Error(spec.schedule +
-                " does not fit `device_memory`: no placement that was tried leaves room for one "
-                "micro-batch; " +
-                DeviceAdvice(spec));
-  }
-  if (!best) throw Error(spec.schedule + " " + MemoryAdvice(spec));
-  best->plan.provenance->interrupted = control.stopped();
-  return std::move(best->plan);
-}
-
 }  // namespace
+
+Plan SearchPlan(const Spec& spec, const SearchControl& control) {
+  if (spec.costs.layers.empty()) {
+    if (const std::string why_not = RejectPlacement(spec); !why_not.empty()) {
+      throw Error(spec.schedule + " " + why_not);
+    }
+    if (spec.recompute.choice != Recompute::Choice::kNone) CheckRecomputeLimit(spec);
+    CheckCosts(spec.costs, CostStages(spec), spec.microbatches);
+  }
+  return AutoSearch(spec, control).Run();
+}
 
 const Schedule kAuto = {
     .name = "auto",
@@ -259,12 +232,11 @@ const Schedule kAuto = {
     // merged.
     .stages = CostStages,
     .reject = RejectPlacement,
-    .generate = [](const Spec& spec) { return SearchAll(spec, SearchControl()); },
+    .generate = [](const Spec& spec) { return SearchPlan(spec, SearchControl()); },
     // Any order of all micro-batches may come of a search, and a limit is not known here to be in
     // activations.
     .peak_activations = [](const Spec& spec, int) { return MostChunks(spec) * spec.microbatches; },
     .formula = nullptr,
-    .search = SearchAll,
     .takes_chunks = true,
 };
 

@@ -1,37 +1,37 @@
 #pragma once
 
-#include <string>
+#include <memory>
+#include <optional>
 
-#include "compiler/plan/cost.h"
 #include "compiler/plan/plan.h"
-#include "compiler/plan/spec.h"
 #include "schedules/search/candidates.h"
+#include "schedules/search/work.h"
 
 namespace contraflow {
 
-struct SearchControl;  // schedules/search_control.h
-
-/// Result for one candidate.
-struct Choice {
+/// A plan with its costs and its origin, and how long its step takes: with reductions and optimizer
+/// steps, of components if they are asked for.
+struct FoundPlan {
   Plan plan;
-  Time step = 0;  ///< its makespan with reductions and optimizer steps, of components if asked for
+  Time step = 0;
 };
 
-/// Control of a part of a search, from one share of the whole to another: reports count the whole,
-/// and say what it is a part of.
-SearchControl PartOf(const SearchControl& all, double from, double to, const std::string& name);
+/// Searches plans of one candidate: its orders, with the recompute and the copies to the host that
+/// its spec asks for.
+class CandidateSearch {
+ public:
+  virtual ~CandidateSearch() = default;
 
-/// True where another order would also give routes other micro-batches, which the bound for the
-/// candidate's routes knows nothing of.
-bool SharesOutMicrobatches(const Candidate& candidate, const SearchOptions& options);
+  /// Returns the best plan of one search with this work; nothing if none fits. A search with more
+  /// work may return a longer one.
+  virtual std::optional<FoundPlan> Run(SearchWork* work) = 0;
+  /// Least makespan of any plan of the candidate. May rise with a run.
+  virtual Time bound() const = 0;
+  /// True if a step of this length is proven to be the shortest.
+  virtual bool Proves(Time step) const = 0;
+};
 
-/// True where all schedules of a candidate can be looked at. Sums over micro-batches of two routes
-/// are kept in ascending order by numbering micro-batches anew, which must be alike for that.
-bool IsSmall(const Candidate& candidate, const SearchOptions& options);
-
-/// The shortest step that the whole budget of the candidate finds; `bound` is proven for it, and
-/// `asked` is what the plan says it was searched for.
-Choice SearchCandidate(const Candidate& candidate, Time bound, const Spec& asked,
-                       const SearchControl& control);
+/// Nothing if no plan of the candidate can fit its memory limit.
+std::unique_ptr<CandidateSearch> SearchOf(const Candidate& candidate);
 
 }  // namespace contraflow

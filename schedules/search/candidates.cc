@@ -124,6 +124,7 @@ Candidate Make(const Spec& spec, Placement placement) {
       break;
   }
   candidate.spec.costs = OnRanks(candidate.spec.costs, candidate.frame);
+  candidate.limits = LimitsOfRanks(candidate.frame, candidate.spec);
   LimitByDevice(candidate.frame, &candidate.spec);
   return candidate;
 }
@@ -178,28 +179,33 @@ void RequireBytes(const Spec& spec, const CostModel& costs) {
               ": the costs do not say what activations take; give \"activation_bytes\"");
 }
 
-void LimitByDevice(const Plan& frame, Spec* spec) {
-  RequireBytes(*spec, spec->costs);
-  const std::vector<int64_t> devices = DevicesOf(*spec);
-  if (devices.empty()) return;
-  const int64_t room = std::ranges::min(RoomForActivations(frame, spec->costs, devices));
-  const int64_t limit = spec->memory_limit.value_or(room);
-  spec->memory_limit = std::max<int64_t>(1, std::min(limit, room));
+std::vector<int64_t> LimitsOfRanks(const Plan& frame, const Spec& spec) {
+  RequireBytes(spec, spec.costs);
+  const std::vector<int64_t> devices = DevicesOf(spec);
+  std::vector<int64_t> limits;
+  if (spec.memory_limit) limits.assign(static_cast<size_t>(frame.ranks), *spec.memory_limit);
+  if (devices.empty()) return limits;
+  const std::vector<int64_t> rooms = RoomForActivations(frame, spec.costs, devices);
+  limits.resize(rooms.size(), INT64_MAX);
+  for (size_t r = 0; r < rooms.size(); ++r) {
+    limits[r] = std::max<int64_t>(1, std::min(limits[r], rooms[r]));
+  }
+  return limits;
 }
 
-Provenance ProvenanceOf(const Candidate& candidate, const Spec& asked, const std::string& from,
-                        Time makespan, Time bound) {
-  Provenance provenance = {.placement = std::string(Name(candidate.placement)),
-                           .from = from.substr(0, kMaxFrom),
-                           .cost_stages = {},
-                           .memory_limit = candidate.spec.memory_limit,
-                           .makespan = makespan,
-                           .bound = bound,
-                           .budget = asked.search.budget,
-                           .seed = asked.search.seed,
-                           .noise = asked.search.noise};
-  if (CostStages(asked) != candidate.frame.stages) provenance.cost_stages = CostStages(asked);
-  return provenance;
+void LimitByDevice(const Plan& frame, Spec* spec) {
+  const std::vector<int64_t> limits = LimitsOfRanks(frame, *spec);
+  if (!limits.empty()) spec->memory_limit = std::ranges::min(limits);
+}
+
+Provenance ProvenanceOf(const Candidate& candidate, const std::string& from, Time makespan,
+                        Time bound) {
+  return {.placement = std::string(Name(candidate.placement)),
+          .from = from.substr(0, kMaxFrom),
+          .cost_stages = {},
+          .memory_limit = candidate.spec.memory_limit,
+          .makespan = makespan,
+          .bound = bound};
 }
 
 std::string RejectWave(int chunks) {

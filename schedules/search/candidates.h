@@ -24,6 +24,9 @@ struct Candidate {
   Placement placement = Placement::kLinear;
   Spec spec;   ///< chunks, costs and memory limit are those of the placement's stages
   Plan frame;  ///< routes and no programs
+  /// Most that each rank may hold, in what limits count: of these the least is the memory limit of
+  /// the spec. Empty: anything.
+  std::vector<int64_t> limits = {};
 };
 
 /// Stages of a candidate for the placement, which is no choice.
@@ -43,16 +46,20 @@ std::vector<Candidate> CandidatesOf(const Spec& spec);
 /// take.
 void RequireBytes(const Spec& spec, const CostModel& costs);
 
-/// Lowers the memory limit of the spec to what its device leaves for activations on these routes,
-/// where it has one; no less than 1. Throws Error if the costs do not say what activations take.
+/// Returns the most that each rank may hold of a plan with these routes: the memory limit of the
+/// spec and the room that its device leaves for activations, no less than 1. Empty where there is
+/// neither. Throws Error if the costs do not say what activations take.
+std::vector<int64_t> LimitsOfRanks(const Plan& frame, const Spec& spec);
+
+/// Lowers the memory limit of the spec to the least of these.
 void LimitByDevice(const Plan& frame, Spec* spec);
 
 /// Longest text about where an order comes from; what is longer is cut off.
 inline constexpr size_t kMaxFrom = 160;
 
-/// Origin of a plan of the candidate that was searched for the spec `asked`.
-Provenance ProvenanceOf(const Candidate& candidate, const Spec& asked, const std::string& from,
-                        Time makespan, Time bound);
+/// Origin of a plan of the candidate; budget, seed and noise are filled in with the result.
+Provenance ProvenanceOf(const Candidate& candidate, const std::string& from, Time makespan,
+                        Time bound);
 
 /// The least limit in activations of the stages that the costs of a spec describe with which the
 /// candidate of these routes may hold `held` of its own on a rank.

@@ -8,6 +8,7 @@
 #include "compiler/lower/lower.h"
 #include "compiler/plan/error.h"
 #include "compiler/plan/memory_limit.h"
+#include "compiler/simulate/memory.h"
 #include "compiler/simulate/simulate.h"
 #include "schedules/published/rows.h"
 
@@ -99,6 +100,27 @@ std::vector<Plan> PublishedOrders(const Candidate& candidate, std::optional<Time
   return plans;
 }
 
+int64_t ExcessMemory(const Plan& plan, const CostModel& costs, const Spec& spec) {
+  int64_t excess = 0;
+  if (const std::optional<int64_t> most = LimitFor(spec, plan.stages)) {
+    const MemoryLimit limit(costs, most);
+    for (const RankFigures& rank : Simulate(plan, costs, Keep::kFigures).ranks) {
+      excess = std::max(excess, limit.Peak(rank) - *most);
+    }
+  }
+  const std::vector<int64_t> devices = DevicesOf(spec);
+  if (devices.empty()) return excess;
+  const std::vector<MemoryFigures> ranks = MemoryOf(plan, costs);
+  for (size_t r = 0; r < devices.size(); ++r) {
+    excess = std::max(excess, ranks[r].total() - devices[r]);
+  }
+  return excess;
+}
+
+bool FitsMemory(const Plan& plan, const CostModel& costs, const Spec& spec) {
+  return ExcessMemory(plan, costs, spec) == 0;
+}
+
 bool HasEpilogue(const CostModel& costs) {
   return std::any_of(costs.stages.begin(), costs.stages.end(),
                      [](const StageCost& c) { return c.reduce > 0 || c.step > 0; });
@@ -121,13 +143,6 @@ Time StepTime(const Plan& plan, const CostModel& given, std::optional<int64_t> l
   return Simulate(Lower(plan, costs, lower), costs).makespan;
 }
 
-PlanWorth WorthOfPlan(const Plan& plan, const Spec& spec) {
-  const CostModel& costs = plan.costs ? *plan.costs : spec.costs;
-  const std::optional<int64_t> limit =
-      plan.provenance ? plan.provenance->memory_limit : spec.memory_limit;
-  return {ExcessMemory(plan, costs, spec), StepTime(plan, costs, limit, spec.search)};
-}
-
 std::vector<Spec> WithoutAndWith(const Spec& spec) {
   std::vector<Spec> specs = {spec};
   if (spec.offload.choice == Offload::Choice::kAuto) {
@@ -139,35 +154,6 @@ std::vector<Spec> WithoutAndWith(const Spec& spec) {
   for (Spec& one : without) one.recompute = {};
   specs.insert(specs.begin(), without.begin(), without.end());
   return specs;
-}
-
-bool PlanChoice::Offer(const std::function<Plan()>& generate) {
-  try {
-    Plan plan = generate();
-    std::optional<PlanWorth> worth;
-    if (best_) {
-      worth = WorthOfPlan(plan, by_);
-      if (*worth >= Least()) return true;
-    }
-    best_ = std::move(plan);
-    least_ = worth;
-    return true;
-  } catch (const InternalError&) {
-    throw;
-  } catch (const Error& error) {
-    why_not_ = error;
-    return false;
-  }
-}
-
-const PlanWorth& PlanChoice::Least() {
-  if (!least_) least_ = WorthOfPlan(*best_, by_);
-  return *least_;
-}
-
-Plan PlanChoice::Take(bool possible) {
-  if (!best_ || (!possible && !fits())) throw *why_not_;
-  return std::move(*best_);
 }
 
 }  // namespace contraflow

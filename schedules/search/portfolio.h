@@ -1,20 +1,14 @@
 #pragma once
 
-#include <compare>
 #include <cstdint>
-#include <functional>
 #include <optional>
-#include <utility>
 #include <vector>
 
-#include "compiler/plan/error.h"
 #include "compiler/plan/plan.h"
 #include "compiler/plan/spec.h"
 #include "schedules/search/candidates.h"
 
 namespace contraflow {
-
-struct SearchControl;  // schedules/search_control.h
 
 /// The compute orders of all published schedules that make the candidate's routes of its spec,
 /// those that hold least first. The caller looks at what they hold. With `enough`, none after the
@@ -27,11 +21,6 @@ std::vector<Plan> PublishedOrders(const Candidate& candidate,
 /// counting those of a rank's whole share, or over its device; 0: it fits.
 int64_t ExcessMemory(const Plan& plan, const CostModel& costs, const Spec& spec);
 bool FitsMemory(const Plan& plan, const CostModel& costs, const Spec& spec);
-
-/// Replaces `best`, what `auto` has found for the spec (nothing: nothing), by the plan of a
-/// published schedule for the same model with a shorter step, of those that fit the spec's memory
-/// and have its placement.
-void PreferPublished(const Spec& asked, const SearchControl& control, std::optional<Plan>* best);
 
 /// True if the costs have reductions or optimizer steps, which belong to the step, but to no
 /// compute order.
@@ -46,39 +35,8 @@ bool LongerThanOrder(const CostModel& costs, const SearchOptions& options);
 Time StepTime(const Plan& plan, const CostModel& costs, std::optional<int64_t> limit,
               const SearchOptions& options);
 
-/// Worth of a plan: the least excess over the memory of a spec, then the shorter step, is better,
-/// and less.
-struct PlanWorth {
-  int64_t excess = 0;
-  Time step = 0;
-
-  auto operator<=>(const PlanWorth&) const = default;
-};
-PlanWorth WorthOfPlan(const Plan& plan, const Spec& spec);
-
 /// The spec, without and with each of recompute and offload that it leaves open: that may as well
 /// be nothing, which comes first.
 std::vector<Spec> WithoutAndWith(const Spec& spec);
-
-/// The best of several plans for a spec, of equals the first.
-class PlanChoice {
- public:
-  explicit PlanChoice(Spec by) : by_(std::move(by)) {}
-
-  /// False where it throws an Error, which is kept.
-  bool Offer(const std::function<Plan()>& generate);
-  bool fits() { return best_ && Least().excess == 0; }
-  /// Throws the last Error where there is no plan or, with `possible` false, none that fits.
-  Plan Take(bool possible = true);
-
- private:
-  /// Worth of the best; a plan alone need not be judged.
-  const PlanWorth& Least();
-
-  const Spec by_;
-  std::optional<Plan> best_;
-  std::optional<PlanWorth> least_;
-  std::optional<Error> why_not_;
-};
 
 }  // namespace contraflow

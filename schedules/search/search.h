@@ -4,43 +4,13 @@
 #include <optional>
 #include <span>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "compiler/plan/spec.h"
 #include "schedules/search/search_problem.h"
-#include "schedules/search_control.h"
+#include "schedules/search/work.h"
 
 namespace contraflow {
-
-/// The clock of a search: counts evaluated instructions, so that a search ends at the same place on
-/// every machine. Asked often, reports now and then.
-class SearchWork {
- public:
-  /// Instructions that count as a second of budget.
-  static constexpr int64_t kPerSecond = 20'000'000;
-  /// Time of one instruction.
-  static constexpr int64_t kNanosecondsEach = 1'000'000'000 / kPerSecond;
-
-  explicit SearchWork(const SearchOptions& options, SearchControl control = {});
-
-  /// Counts so many instructions as evaluated. False once the budget is spent or the search is to
-  /// stop; then the caller ends with what it has.
-  bool Spend(int64_t instructions);
-  bool spent() const { return over_; }
-  int64_t left() const;  ///< instructions; 0 when over
-
-  const SearchControl& control() const { return control_; }
-
-  void Enter(std::string_view phase) { state_.phase = phase; }
-  void Found(Time makespan, Time bound);
-
- private:
-  SearchControl control_;
-  SearchState state_;
-  int64_t total_ = 0, done_ = 0, next_report_ = 0;
-  bool over_ = false;
-};
 
 /// An order that runs and fits, and where it comes from.
 struct SearchResult {

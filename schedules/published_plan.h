@@ -1,0 +1,14 @@
+#pragma once
+
+#include "compiler/plan/plan.h"
+#include "compiler/plan/spec.h"
+#include "schedules/registry.h"
+
+namespace contraflow {
+
+/// The plan of a published schedule for costs of its stages, with the recompute and the offloading
+/// of the spec, within its limit and its devices where the schedule heeds these. With a free choice
+/// never longer than without. Throws as GeneratePlan does.
+Plan PlanOfStages(const Schedule& schedule, const Spec& spec);
+
+}  // namespace contraflow

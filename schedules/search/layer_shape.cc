@@ -1,0 +1,468 @@
+// Shapes of costs of layers: which partitions of a placement and depth are searched, and for how
+// long. A short search of each of a few that are promising; then partition and order together, where
+// that helps, else a longer search of the best of these and of what the bound for any partition ends
+// with, and a long one of the most promising and of the best; and another of what moved layers make
+// of it. Where forwards and backwards overlap, a run goes on from what the one before has found.
+
+#include <algorithm>
+#include <iterator>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "compiler/bound/bound.h"
+#include "compiler/plan/error.h"
+#include "compiler/plan/memory_limit.h"
+#include "compiler/simulate/simulate.h"
+#include "schedules/made_plans.h"
+#include "schedules/pairs/pairs.h"
+#include "schedules/partition/partition.h"
+#include "schedules/partition/promising.h"
+#include "schedules/partition/roomiest.h"
+#include "schedules/partition/staged.h"
+#include "schedules/partition/tuned.h"
+#include "schedules/published/placement.h"
+#include "schedules/published/rows.h"
+#include "schedules/recompute/offload.h"
+#include "schedules/recompute/recompute.h"
+#include "schedules/search/candidates.h"
+#include "schedules/search/portfolio.h"
+#include "schedules/search/shape.h"
+
+namespace contraflow {
+namespace {
+
+/// Ways that the depth of an interleaved placement is tried.
+constexpr int kDepths[] = {2, 3, 4, 5, 6, 8};
+/// And of a wave. Even ones end where they began; three depths take longer than they gain.
+constexpr int kWaves[] = {4, 8};
+
+/// Partitions that are searched at first, how many of them may spend their work without a proof,
+/// and what share of the whole that is.
+constexpr int kMostUnproven = 4;
+constexpr int64_t kShortShare = 16;
+/// Partitions of those that are searched again, each with so many such shares.
+constexpr size_t kMostAgain = 2;
+constexpr int64_t kSharesAgain = 2;
+/// Orders of a first run, over all partitions.
+constexpr int64_t kOrders = 400;
+
+/// The frame of a shape; the costs of its stages do not matter for it.
+Plan FrameOf(const Spec& of) {
+  Spec uniform = of;
+  uniform.costs = UniformCosts(1, 1, 1);
+  uniform.costs.stages.resize(static_cast<size_t>(of.ranks) * static_cast<size_t>(of.chunks),
+                              uniform.costs.stages.front());
+  uniform.memory_limit.reset();
+  uniform.device_memory.reset();
+  return CandidatesOf(uniform).front().frame;
+}
+
+/// A partition that was searched.
+struct Tried {
+  Time step = 0, bound = 0;
+  Partition partition;
+};
+
+class LayerShape : public Shape {
+ public:
+  LayerShape(const Spec& of, LayerStages* layers)
+      : of_(of), layers_(*layers), frame_(FrameOf(of)) {
+    CheckStages(of, &layers_, frame_.stages);
+    const Spec even = Staged(of, frame_, &layers_, EvenPartition(layers_.layers(), frame_.stages));
+    if (const std::string why_not = RejectPlacement(even); !why_not.empty()) {
+      throw Error("auto " + why_not);
+    }
+    pairs_ = MakeProblem(frame_, even.costs, std::nullopt).pairs;
+  }
+
+  /// The candidates of the one partition that the spec allows; nothing where it allows others.
+  std::optional<std::vector<Candidate>> Fixed() {
+    const std::optional<Partition> fixed = FixedPartition(of_, frame_.stages);
+    if (!fixed) return std::nullopt;
+    const Spec staged = Staged(of_, frame_, &layers_, *fixed);
+    CheckBytes(staged.costs);
+    return CandidatesOf(staged);
+  }
+
+  Time Bound(Time enough) override {
+    // Components may overlap from chunk to chunk, which the bound does not cover.
+    if (of_.search.components) return 0;
+    return AnyPartition(enough).value;
+  }
+
+  bool Run(SearchWork* work, Incumbent* incumbent) override {
+    work_ = work;
+    incumbent_ = incumbent;
+    all_ = work->left();
+    if (!pairs_) {
+      best_.reset();
+      tried_.clear();
+    }
+    TryPromising();
+    if (!best_) return false;
+    // If that helps, it does so again, else more is made of what has been tried.
+    if (!Done() && TryTuned(0)) {
+      if (!Done()) TryTuned(1);
+    } else {
+      if (!Done()) TryAgain();
+      if (!Done()) TryHopeful();
+    }
+    if (!Done()) TryMoved();
+    return true;
+  }
+
+  int64_t instructions() const override {
+    return int64_t{3} * frame_.stages * frame_.microbatches;
+  }
+  int64_t orders() const override { return kOrders; }
+  const std::vector<Route>& routes() const override { return frame_.routes; }
+
+  std::optional<Lack> WhyNot() override {
+    if (!CountsBytes(of_.costs) || !of_.memory_limit) return std::nullopt;
+    const Roominess& roomiest = Roomiest();
+    if (roomiest.excess <= 0) return std::nullopt;
+    return Lack{roomiest.excess,
+                MemoryAdvice(StagedChunks(of_, frame_, &layers_, roomiest.partition))};
+  }
+
+ private:
+  bool Done() const { return work_->spent(); }
+
+  /// The bound for any partition, as far as one below `enough` matters.
+  const PartitionBound& AnyPartition(Time enough) {
+    // One below what was enough is the same for more.
+    if (bound_.value == enough_ && enough > enough_) {
+      bound_ = BoundOfPartitions(of_, &layers_, frame_, enough);
+      enough_ = enough;
+    }
+    return bound_;
+  }
+
+  /// The partition that needs least memory; the costs say what activations take.
+  const Roominess& Roomiest() {
+    if (!roomiest_) roomiest_ = RoomiestPartition(of_, frame_, &layers_);
+    return *roomiest_;
+  }
+
+  /// A short search of each, until enough of them have ended without a proof.
+  void TryPromising() {
+    const int64_t share = all_ / kShortShare;
+    int unproven = 0;
+    const auto any = [&](Time enough) { return AnyPartition(enough).partition; };
+    for (const auto& [bound, partition] : Promising(of_, frame_, &layers_, any, &judged_, work_)) {
+      if (best_ && (Done() || unproven >= kMostUnproven)) break;
+      // Components may overlap from chunk to chunk, which the bound does not cover.
+      if (best_ && !of_.search.components && bound >= best_->step) continue;
+      unproven += Search(partition, share);
+    }
+    if (!best_ && CountsBytes(of_.costs)) Search(Roomiest().partition, share);
+  }
+
+  /// A longer one of the few best, and of the partition that the bound for any partition ends with.
+  void TryAgain() {
+    std::ranges::stable_sort(tried_, {}, &Tried::step);
+    std::vector<Partition> again;
+    for (const Tried& one : tried_) {
+      if (again.size() == kMostAgain) break;
+      if (std::ranges::count(again, one.partition) == 0) again.push_back(one.partition);
+    }
+    // The shorter the step, the more partitions the bound for any finds worse.
+    const auto add = [&](Partition balanced) {
+      if (balanced.empty() || std::ranges::count(again, balanced) > 0) return;
+      again.push_back(std::move(balanced));
+    };
+    add(AnyPartition(best_->step).partition);
+    if (again.size() == 1) return;
+    for (const Partition& partition : again) {
+      if (Done()) return;
+      Search(partition, all_ / kShortShare * kSharesAgain);
+    }
+  }
+
+  /// Layers and the rules of a list scheduler together, from passes of different sizes. True where
+  /// that is shorter.
+  bool TryTuned(uint64_t time) {
+    if (!PlainOrders() || of_.chunks < 2 || Bound(best_->step) >= best_->step) return false;
+    SearchWork part(work_, work_->left() / 4 * static_cast<int64_t>(1 + time));
+    const auto problem_of = [&](const Partition& partition) -> std::optional<SearchProblem> {
+      const std::optional<Candidate> candidate = CandidateOf(partition);
+      if (!candidate) return std::nullopt;
+      return MakeProblem(candidate->frame, candidate->spec.costs, candidate->spec.memory_limit);
+    };
+    std::vector<Partition> starts = {partition_};
+    const Partition even = EvenPartition(layers_.layers(), frame_.stages);
+    std::vector<Partition> stretches = FullStretches(layers_.layers(), frame_.stages);
+    std::vector<Partition> uneven = UnevenPasses(frame_, {even, partition_});
+    // The first ones are looked at for sure.
+    if (time > 0) std::swap(stretches, uneven);
+    std::ranges::move(uneven, std::back_inserter(starts));
+    std::ranges::move(stretches, std::back_inserter(starts));
+    // Other draws in each run, since the best of all is kept.
+    const uint64_t seed = of_.search.seed + static_cast<uint64_t>(all_) + time;
+    const std::optional<TunedPartition> tuned =
+        TuneTogether(frame_, starts, problem_of, AnyPartition(best_->step).value, seed, &part);
+    if (!tuned) return false;
+    const Time before = best_->step;
+    OfferOrder(*CandidateOf(tuned->partition), tuned->partition, tuned->found);
+    return best_->step < before;
+  }
+
+  /// A long one of the most promising partition, where that is not the best, and of the best.
+  void TryHopeful() {
+    // A partition whose bound is low may give more than the one with the shortest step so far.
+    const auto promise = [](const Tried& one) { return one.step / 4 + 3 * (one.bound / 4); };
+    const Partition promising = std::ranges::min_element(tried_, {}, promise)->partition;
+    if (promising != partition_) Search(promising, work_->left() / 3);
+    // With pairs more comes of going on from an order than of another one.
+    const int64_t share = pairs_ && OrdersAlone() ? 4 : 2;
+    if (!Done()) Search(Partition(partition_), work_->left() / share);
+  }
+
+  /// Searches with half of the rest the best with its layers moved under its order; the other half
+  /// goes on from the best order.
+  void TryMoved() {
+    // Recomputed stages are chosen with the order, so that another partition may not have them.
+    const auto judge = [&](const Partition& moved) {
+      return WorthOf(best_->plan, StagedChunks(of_, frame_, &layers_, moved));
+    };
+    const Partition moved = ImprovePartition(partition_, judge, MostJudged(of_, frame_.stages));
+    if (moved != partition_) {
+      OfferRestaged(moved);
+      if (!pairs_ || !OrdersAlone()) Search(moved, work_->left() / (OrdersAlone() ? 2 : 1));
+      if (!OrdersAlone()) return;
+    }
+    if (Done() || (OrdersAlone() && GoOn())) return;
+    Search(Partition(partition_), work_->left());
+  }
+
+  /// The best order for other stages of the same routes.
+  void OfferRestaged(const Partition& moved) {
+    const Spec staged = Staged(of_, frame_, &layers_, moved);
+    Plan plan = best_->plan;
+    plan.costs = staged.costs;
+    if (!FitsMemory(plan, staged.costs, staged)) return;
+    plan.provenance->makespan = Simulate(plan, staged.costs, Keep::kFigures).makespan;
+    const Time step = StepTime(plan, staged.costs, staged.memory_limit, staged.search);
+    Offer(moved, {std::move(plan), step});
+  }
+
+  /// Local search of the best order with all that is left; false where that mixes micro-batches.
+  bool GoOn() {
+    std::optional<Candidate> candidate = CandidateOf(partition_);
+    if (!candidate) return false;
+    const Plan& from = best_->plan;
+    if (SharesStages(candidate->frame)) {
+      // Its micro-batches have other numbers now, which does not matter where they are alike.
+      if (!pairs_ || of_.costs.unlike_microbatches()) return false;
+      candidate->frame.routes = from.routes;
+    }
+    // Micro-batches of two routes may have been shared out anew.
+    if (candidate->frame.routes != from.routes) return false;
+    const SearchProblem problem =
+        MakeProblem(candidate->frame, candidate->spec.costs, candidate->spec.memory_limit);
+    std::optional<Order> order = ToOrder(problem, from);
+    if (!order) return false;
+    const Provenance& provenance = *from.provenance;
+    SearchResult found = {std::move(*order), provenance.makespan, provenance.from};
+    const uint64_t seed = of_.search.seed;
+    if (pairs_) {
+      GoOnWithPairs(problem, provenance.bound, seed, work_->left() / 4 * 3, work_, &found);
+    }
+    ImproveLocally(problem, provenance.bound, seed, work_, &found);
+    // Said once, however often.
+    const std::string& said = provenance.from;
+    if (said.starts_with("pairs from ") || said.starts_with("local search from ")) {
+      found.from = said;
+    }
+    OfferOrder(*candidate, Partition(partition_), found);
+    return true;
+  }
+
+  /// True where nothing but an order is searched.
+  bool OrdersAlone() const {
+    return !of_.search.components && of_.recompute.choice == Recompute::Choice::kNone &&
+           of_.offload.choice == Offload::Choice::kNone;
+  }
+
+  bool PlainOrders() const { return !pairs_ && OrdersAlone(); }
+
+  /// Returns nothing where it does not fit.
+  std::optional<Candidate> CandidateOf(const Partition& partition) {
+    const std::vector<Candidate> candidates =
+        CandidatesOf(StagedChunks(of_, frame_, &layers_, partition));
+    if (candidates.empty()) return std::nullopt;
+    const Candidate& candidate = candidates.front();
+    const std::optional<int64_t> limit = candidate.spec.memory_limit;
+    if (limit && SerialPeak(candidate.frame, candidate.spec.costs, false) > *limit) {
+      return std::nullopt;
+    }
+    return candidate;
+  }
+
+  /// True if it ends without a proof. Offers nothing if the partition does not fit, as no bound
+  /// covers all that is held, and layers that move may leave too little room.
+  bool Search(const Partition& partition, int64_t share) {
+    const auto [at, added] = searches_.try_emplace(partition);
+    if (added) {
+      const Spec staged = Staged(of_, frame_, &layers_, partition);
+      try {
+        CheckBytes(staged.costs);
+        const std::vector<Candidate> candidates = CandidatesOf(staged);
+        if (!candidates.empty()) at->second = SearchOf(candidates.front());
+      } catch (const InternalError&) {
+        throw;
+      } catch (const Error& error) {
+        incumbent_->Refuse(error);
+      }
+    }
+    if (at->second == nullptr) return false;
+    SearchWork part(work_, share);
+    std::optional<FoundPlan> found = at->second->Run(&part);
+    if (!found) return false;
+    const bool open = !at->second->Proves(found->step);
+    Offer(partition, std::move(*found));
+    return open;
+  }
+
+  void OfferOrder(const Candidate& candidate, const Partition& partition,
+                  const SearchResult& found) {
+    const Spec& staged = candidate.spec;
+    Plan plan =
+        ToPlan(MakeProblem(candidate.frame, staged.costs, staged.memory_limit), found.order);
+    if (SharesStages(plan)) plan = RenumberMicrobatches(std::move(plan));
+    plan.costs = staged.costs;
+    const Time proven = ProveBound(candidate.frame, staged.costs, staged.memory_limit).value;
+    plan.provenance = ProvenanceOf(candidate, found.from, found.makespan, proven);
+    const Time step = StepTime(plan, staged.costs, staged.memory_limit, staged.search);
+    Offer(partition, {std::move(plan), step});
+  }
+
+  void Offer(const Partition& partition, FoundPlan found) {
+    tried_.push_back({found.step, found.plan.provenance->bound, partition});
+    if (best_ && found.step >= best_->step) return;
+    incumbent_->Offer(found.plan);
+    Found(found.step);
+    best_ = std::move(found);
+    partition_ = partition;
+  }
+
+  const Spec of_;
+  LayerStages& layers_;
+  const Plan frame_;
+  bool pairs_ = false;  // some FB is shorter than its parts
+  Judged judged_;
+  std::optional<Roominess> roomiest_;
+  std::map<Partition, std::unique_ptr<CandidateSearch>> searches_;
+  PartitionBound bound_;  // for any partition
+  Time enough_ = 0;       // for that
+  std::optional<FoundPlan> best_;
+  Partition partition_;  // of the best
+  std::vector<Tried> tried_;
+  // Of a run:
+  SearchWork* work_ = nullptr;
+  Incumbent* incumbent_ = nullptr;
+  int64_t all_ = 0;
+};
+
+/// A placement and depth to search, simplest first.
+struct PlacementDepth {
+  Placement placement;
+  int chunks = 1;
+};
+
+std::vector<PlacementDepth> DepthsOf(const Spec& spec) {
+  const Placement asked = spec.search.placement;
+  const int deepest = spec.costs.LayerCount() / spec.ranks;
+  std::vector<PlacementDepth> shapes;
+  const auto offer = [&](Placement placement, int chunks) {
+    if (!Allows(asked, placement)) return;
+    if (chunks > deepest || (IsChoice(asked) && chunks > 1 && spec.ranks == 1)) return;
+    if (placement == Placement::kBidirectional &&
+        (spec.microbatches < 2 || (IsChoice(asked) && spec.ranks == 1))) {
+      return;
+    }
+    const int64_t stages = int64_t{chunks} * spec.ranks;
+    if (stages > kMaxStages || stages * spec.microbatches > kMaxCells) return;
+    const PartitionChoice choice = ChoiceOf(spec);
+    if (choice.kind == PartitionChoice::Kind::kList &&
+        !RejectPartition(spec.costs, choice, static_cast<int>(stages)).empty()) {
+      return;
+    }
+    shapes.push_back({placement, chunks});
+  };
+  offer(Placement::kLinear, 1);
+  offer(Placement::kV, 2);
+  if (spec.chunks > 0) {
+    offer(Placement::kInterleaved, spec.chunks);
+  } else {
+    for (const int chunks : kDepths) offer(Placement::kInterleaved, chunks);
+  }
+  if (spec.chunks > 2) {
+    offer(Placement::kWave, spec.chunks);
+  } else if (spec.chunks == 0) {
+    for (const int chunks : kWaves) offer(Placement::kWave, chunks);
+  }
+  offer(Placement::kBidirectional, 1);
+  return shapes;
+}
+
+/// The spec of a depth, still with its layers.
+Spec OfDepth(const Spec& spec, const PlacementDepth& depth) {
+  Spec of = spec;
+  of.search.placement = depth.placement;
+  of.chunks = depth.chunks;
+  of.memory_limit = LimitFor(spec, spec.ranks * depth.chunks);
+  return of;
+}
+
+/// Throws Error if the costs do not say what recompute and offloading of the spec need to know.
+void CheckBought(const Spec& spec, LayerStages* layers) {
+  Spec even = spec;
+  even.costs = ChunkCosts(spec, layers, EvenPartition(layers->layers(), spec.ranks));
+  if (spec.recompute.choice != Recompute::Choice::kNone) CheckRecomputeLimit(even);
+  CheckHostCost(even.costs, spec.offload.choice != Offload::Choice::kNone);
+}
+
+/// Throws the Error that says why there is no depth for the spec.
+[[noreturn]] void RefuseDepths(const Spec& spec) {
+  RequirePartition(kAuto, spec, spec.ranks);
+  if (spec.search.placement == Placement::kWave && spec.chunks > 0) {
+    if (const std::string why = RejectWave(spec.chunks); !why.empty()) throw Error("auto " + why);
+  }
+  throw Error("auto has no such placement of " + std::to_string(spec.costs.LayerCount()) +
+              " layers on " + std::to_string(spec.ranks) +
+              " ranks; give another `placement` or `chunks`");
+}
+
+}  // namespace
+
+std::vector<std::unique_ptr<Shape>> LayerShapes(const Spec& spec, const SearchControl& control,
+                                                Incumbent* incumbent) {
+  const std::vector<PlacementDepth> depths = DepthsOf(spec);
+  if (depths.empty()) RefuseDepths(spec);
+  LayerStages& layers = control.made->StagesOf(spec.costs, OverlapOf(spec));
+  CheckBought(spec, &layers);
+  std::vector<std::unique_ptr<Shape>> shapes;
+  for (const Spec& way : WithoutAndWith(spec)) {
+    for (const PlacementDepth& depth : depths) {
+      try {
+        auto shape = std::make_unique<LayerShape>(OfDepth(way, depth), &layers);
+        const std::optional<std::vector<Candidate>> fixed = shape->Fixed();
+        if (!fixed) shapes.push_back(std::move(shape));
+        for (const Candidate& candidate : fixed.value_or(std::vector<Candidate>())) {
+          AddStageShapes(candidate, &shapes);
+        }
+      } catch (const InternalError&) {
+        throw;
+      } catch (const Error& error) {
+        // A limit that this shape cannot have; another one may.
+        incumbent->Refuse(error);
+      }
+    }
+  }
+  return shapes;
+}
+
+}  // namespace contraflow

@@ -1,0 +1,148 @@
+// Which order goes well with the host's memory: one that was made for a looser limit, or for none,
+// is shorter and holds more, and what it holds too much may have somewhere to go.
+
+#include "schedules/search/offload_search.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "compiler/bound/bound.h"
+#include "compiler/plan/error.h"
+#include "compiler/plan/memory_limit.h"
+#include "compiler/plan/recompute_cost.h"
+#include "compiler/simulate/simulate.h"
+#include "schedules/recompute/offload.h"
+#include "schedules/recompute/offload_rules.h"
+#include "schedules/search/portfolio.h"
+
+namespace contraflow {
+namespace {
+
+/// How much looser the limits are that orders are made for, in quarters, and the divisor of the
+/// work that each search has.
+struct Looser {
+  int quarters;
+  int64_t divisor;
+};
+constexpr Looser kLooser[] = {{4, 8}, {6, 16}, {8, 16}, {16, 16}};
+/// Share of the rest for orders that are listed with their copies; local search has the others.
+constexpr int64_t kListedShare = 2;
+
+}  // namespace
+
+OffloadSearch::OffloadSearch(const Candidate& candidate)
+    : candidate_(candidate), freely_(candidate.spec.offload.choice == Offload::Choice::kAuto) {
+  const Spec& spec = candidate.spec;
+  CheckHostCost(spec.costs, true);
+  std::optional<int64_t> most;
+  if (spec.memory_limit) most = std::ranges::max(candidate.limits);
+  bound_ = BoundOfOffloaded(candidate.frame, spec.costs, most).value;
+  for (const Looser& looser : kLooser) {
+    Candidate resident = candidate;
+    resident.spec.offload = {};
+    if (std::optional<int64_t>& limit = resident.spec.memory_limit) {
+      *limit = std::max<int64_t>(1, *limit / 4 * looser.quarters + *limit % 4 * looser.quarters / 4);
+    } else if (!residents_.empty()) {
+      break;
+    }
+    std::unique_ptr<CandidateSearch> search = SearchOf(resident);
+    residents_.push_back(std::move(search));  // null: nothing fits
+  }
+}
+
+bool OffloadSearch::Proves(Time step) const {
+  const Spec& spec = candidate_.spec;
+  return !(spec.search.components && spec.costs.components()) && step <= bound_;
+}
+
+std::optional<FoundPlan> OffloadSearch::Run(SearchWork* work) {
+  OfferResidents(work);
+  const Spec& spec = candidate_.spec;
+  if (!freely_ || !spec.memory_limit || LongerThanOrder(spec.costs, spec.search)) return best_;
+  const bool lists = spec.recompute.choice == Recompute::Choice::kAuto ||
+                     spec.recompute.choice == Recompute::Choice::kNone;
+  if (lists && frame_ && !Done()) {
+    SearchWork part(work, work->left() / kListedShare);
+    OfferListed(&part);
+  }
+  if (best_ && !Done()) OfferMoved(work);
+  return best_;
+}
+
+/// Takes a plan if it fits and its step is shorter than that of the best.
+bool OffloadSearch::Offer(Plan plan, const std::string& from) {
+  const CostModel& costs = candidate_.spec.costs;
+  const Simulation run = Simulate(plan, costs, Keep::kFigures);
+  const MemoryLimit limit(costs);
+  for (size_t r = 0; r < candidate_.limits.size(); ++r) {
+    if (limit.Peak(run.ranks[r]) > candidate_.limits[r]) return false;
+  }
+  const SearchOptions& options = candidate_.spec.search;
+  const Time step = LongerThanOrder(costs, options)
+                        ? StepTime(plan, costs, candidate_.spec.memory_limit, options)
+                        : run.makespan;
+  if (best_ && step >= best_->step) return false;
+  plan.costs = costs;
+  plan.provenance = ProvenanceOf(candidate_, from, run.makespan,
+                                 ProveBound(plan, costs, candidate_.spec.memory_limit).value);
+  best_ = FoundPlan{std::move(plan), step};
+  return true;
+}
+
+/// Orders that are made without a copy, for the limit and for looser ones.
+void OffloadSearch::OfferResidents(SearchWork* work) {
+  const CostModel& costs = candidate_.spec.costs;
+  const int64_t all = work->left();
+  for (size_t i = 0; i < residents_.size(); ++i) {
+    if (residents_[i] == nullptr || Done()) continue;
+    SearchWork part(work, all / kLooser[i].divisor);
+    std::optional<FoundPlan> found = residents_[i]->Run(&part);
+    if (!found) continue;
+    const std::string from = found->plan.provenance->from;
+    if (!frame_) {
+      frame_ = found->plan;
+      frame_->programs.clear();
+    }
+    Offer(freely_ ? OffloadToFit(found->plan, costs, candidate_.limits)
+                  : OffloadStages(found->plan, costs,
+                                  StagesToOffload(candidate_.frame.stages, candidate_.spec)),
+          from);
+  }
+}
+
+/// Orders that are made together with their copies.
+void OffloadSearch::OfferListed(SearchWork* work) {
+  const CostModel& costs = candidate_.spec.costs;
+  const std::string from = "list scheduling with copies";
+  work->Enter("offload");
+  Plan listed = SearchOffloadRules(*frame_, costs, candidate_.limits, bound_,
+                                   candidate_.spec.search.seed, work);
+  if (listed.programs.empty()) return;
+  // It copies as much as it can. Where the same order needs fewer copies, those are taken.
+  Plan order = listed;
+  for (Program& program : order.programs) {
+    std::erase_if(program, [](const Instruction& i) { return IsHostCopy(i.op); });
+  }
+  Offer(OffloadToFit(order, costs, candidate_.limits), from);
+  Offer(std::move(listed), from);
+}
+
+/// Moves the order of the best with its copies and, where that is free to choose, its R.
+void OffloadSearch::OfferMoved(SearchWork* work) {
+  const Spec& spec = candidate_.spec;
+  const bool recompute = spec.recompute.choice == Recompute::Choice::kAuto &&
+                         InputBytes(spec.costs).has_value();
+  work->Enter("offload");
+  Plan plan = best_->plan;
+  // First without, so that a free choice of R is never worse.
+  for (const bool moves_r : {false, true}) {
+    if (moves_r && !recompute) break;
+    SearchWork part(work, recompute && !moves_r ? work->left() / 2 : work->left());
+    plan = ImproveOffloaded(plan, spec.costs, candidate_.limits, bound_, moves_r, spec.search.seed,
+                            &part);
+  }
+  Offer(std::move(plan), "local search from " + best_->plan.provenance->from);
+}
+
+}  // namespace contraflow

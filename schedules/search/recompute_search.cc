@@ -1,0 +1,246 @@
+// What is recomputed is chosen with the order. Each order, searched or published, is given the
+// recompute that is asked for, and the shortest step that then fits is kept. So the plan is never
+// longer than that of a published schedule with the same recompute in the same placement and memory.
+
+#include "schedules/search/recompute_search.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "compiler/bound/bound.h"
+#include "compiler/plan/error.h"
+#include "compiler/plan/memory_limit.h"
+#include "compiler/simulate/simulate.h"
+#include "schedules/published/placement.h"
+#include "schedules/published/rows.h"
+#include "schedules/search/exact_search.h"
+#include "schedules/search/portfolio.h"
+
+namespace contraflow {
+namespace {
+
+/// Searches of orders that GenerateRecomputed makes of one spec at most.
+constexpr int64_t kSearches = 4;
+/// Orders that moves must have time to look at, for each instruction of one, to be worth it.
+constexpr int64_t kOrdersEach = 8;
+/// Shares of the moves: of the plan with all recomputed, of its own, of that with few layers, and of
+/// the shortest of these.
+constexpr int64_t kMoveShares = 4;
+
+/// True where all schedules of a candidate can be looked at.
+bool IsSmall(const Candidate& candidate) {
+  return TakesExactly(candidate.frame) &&
+         !LongerThanOrder(candidate.spec.costs, candidate.spec.search);
+}
+
+/// Least makespan of every order of the candidate's routes with the recompute of its spec: where
+/// that is free to choose, whatever it recomputes and in any memory.
+Time BoundOf(const Candidate& candidate) {
+  const Spec& spec = candidate.spec;
+  if (spec.recompute.choice == Recompute::Choice::kAuto) {
+    return LowerBound(candidate.frame, spec.costs);
+  }
+  const Plan recomputed =
+      RecomputeStages(SerialOrder(candidate.frame), StagesToRecompute(candidate.frame, spec));
+  try {
+    return ProveBound(recomputed, spec.costs, spec.memory_limit).value;
+  } catch (const Error&) {
+    // No plan fits; the offered one says so, with its reason.
+    return 0;
+  }
+}
+
+/// Stages of a plan that are recomputed, all of a stage or nothing of it; nothing if it has others,
+/// or parts.
+std::optional<std::vector<int>> WholeStagesOf(const Plan& plan) {
+  const RecomputedCells cells(plan);
+  std::vector<int> stages;
+  for (int s = 0; s < plan.stages; ++s) {
+    if (!cells.HasStage(s)) continue;
+    if (!cells.extent(s).whole()) return std::nullopt;
+    for (int m = 0; m < plan.microbatches; ++m) {
+      if (!cells.Has(s, m)) return std::nullopt;
+    }
+    stages.push_back(s);
+  }
+  return stages;
+}
+
+}  // namespace
+
+RecomputeSearch::RecomputeSearch(const Candidate& candidate)
+    : candidate_(candidate),
+      freely_(candidate.spec.recompute.choice == Recompute::Choice::kAuto),
+      bound_(BoundOf(candidate)) {}
+
+bool RecomputeSearch::Proves(Time step) const {
+  const bool components = candidate_.spec.search.components && candidate_.spec.costs.components();
+  return !components && step <= bound_;
+}
+
+std::optional<FoundPlan> RecomputeSearch::Run(SearchWork* work) {
+  const int64_t all = work->left();
+  // Moves take time by the length of the order, and as many of them as it is long.
+  const int64_t length = 4 * int64_t{candidate_.frame.stages} * candidate_.frame.microbatches;
+  const bool moves = all / 2 / length >= kOrdersEach * length;
+  OfferPublished();
+  if (!Done(own_)) OfferSearched((moves ? all / 2 : all) / kSearches, work);
+  OfferSerial();
+  if (moves) {
+    const int64_t exact = IsSmall(candidate_) ? all / 8 : 0;
+    const int64_t share = (all / 2 - exact) / kMoveShares;
+    if (full_) {
+      // Tried as if that were asked for, so that a free choice is never longer.
+      Candidate all_recomputed = candidate_;
+      all_recomputed.spec.recompute.choice = Recompute::Choice::kFull;
+      OfferMoved(all_recomputed, share, Freedom::kNone, work, &full_);
+      OfferExact(all_recomputed, exact / 2, work, &full_);
+    }
+    OfferMoved(candidate_, share, Freedom::kCells, work, &own_);
+    OfferExact(candidate_, exact / 2, work, &own_);
+    Take(full_, &own_);
+    // In addition to all that, so that layer costs never make the plan longer.
+    if (layers_) {
+      OfferMoved(candidate_, share, Freedom::kLayers, work, &layers_);
+      Take(layers_, &own_);
+      OfferMoved(candidate_, share, Freedom::kLayers, work, &own_);
+    }
+  }
+  Take(full_, &own_);
+  Take(layers_, &own_);
+  return own_;
+}
+
+bool RecomputeSearch::Done(const std::optional<FoundPlan>& best) const {
+  return best && Proves(best->step);
+}
+
+void RecomputeSearch::Take(const std::optional<FoundPlan>& other, std::optional<FoundPlan>* best) {
+  if (other && (!*best || other->step < (*best)->step)) *best = other;
+}
+
+void RecomputeSearch::Offer(Plan plan, std::optional<FoundPlan>* best) const {
+  const Spec& spec = candidate_.spec;
+  // A searched plan may number its micro-batches in another way.
+  if (!plan.provenance && plan.routes != candidate_.frame.routes) return;
+  const Simulation run = Simulate(plan, spec.costs);
+  if (!MemoryLimit(spec.costs, spec.memory_limit).Fits(run)) return;
+  const Time step = LongerThanOrder(spec.costs, spec.search)
+                        ? StepTime(plan, spec.costs, spec.memory_limit, spec.search)
+                        : run.makespan;
+  if (*best && step >= (*best)->step) return;
+  const std::string from = plan.provenance ? plan.provenance->from : plan.schedule;
+  plan.costs = spec.costs;
+  plan.provenance = ProvenanceOf(candidate_, from, run.makespan,
+                                 ProveBound(plan, spec.costs, spec.memory_limit).value);
+  *best = FoundPlan{std::move(plan), step};
+}
+
+/// `make` gives an order of the candidate for a spec without recompute.
+void RecomputeSearch::OfferOrders(const Spec& spec, bool searched, const OrderMaker& make) {
+  try {
+    RecomputedBeside beside;
+    Offer(GenerateRecomputed(spec, candidate_.frame.stages, Room::kAny, searched, make,
+                             freely_ ? &beside : nullptr),
+          &own_);
+    if (beside.full) Offer(std::move(*beside.full), &full_);
+    if (beside.layers) Offer(std::move(*beside.layers), &layers_);
+  } catch (const InternalError&) {
+    throw;
+  } catch (const Error&) {
+    // Costs or a limit that this schedule cannot have.
+  }
+}
+
+/// Once: they do not depend on the work.
+void RecomputeSearch::OfferPublished() {
+  if (std::exchange(published_, true)) return;
+  for (const Schedule* schedule : kPublishedSchedules) {
+    if (Done(own_)) return;
+    Spec spec = candidate_.spec;
+    spec.schedule = schedule->name;
+    if (!schedule->reject(spec).empty()) continue;
+    if (schedule->stages(spec) != candidate_.frame.stages) continue;
+    OfferOrders(spec, false, [&](const Spec& of) { return GenerateOrder(*schedule, of); });
+  }
+}
+
+/// Its own orders, each with so much of the work.
+void RecomputeSearch::OfferSearched(int64_t share, SearchWork* work) {
+  OfferOrders(candidate_.spec, true, [&](const Spec& of) {
+    auto known = std::ranges::find_if(
+        orders_, [&](const auto& search) { return search->candidate().spec == of; });
+    if (known == orders_.end()) {
+      Candidate candidate = candidate_;
+      candidate.spec = of;
+      if (of.memory_limit && SerialPeak(candidate.frame, of.costs, false) > *of.memory_limit) {
+        throw Error("auto: one micro-batch does not fit `memory_limit`");
+      }
+      known = orders_.insert(orders_.end(), std::make_unique<OrderSearch>(candidate));
+    }
+    SearchWork part(work, share);
+    return std::move((*known)->Run(&part)->plan);
+  });
+}
+
+/// The order that holds least of all is for a limit that is too tight for the others.
+void RecomputeSearch::OfferSerial() {
+  const auto offer = [&](const Spec& spec, std::optional<FoundPlan>* best) {
+    if (!*best) Offer(RecomputeOrder(SerialOrder(candidate_.frame), spec, Room::kAny), best);
+  };
+  offer(candidate_.spec, &own_);
+  if (!freely_) return;
+  if (KnowsLayers(candidate_.spec.costs)) offer(candidate_.spec, &layers_);
+  Spec all = candidate_.spec;
+  all.recompute.choice = Recompute::Choice::kFull;
+  offer(all, &full_);
+}
+
+/// Moves the instructions of the best.
+void RecomputeSearch::OfferMoved(const Candidate& candidate, int64_t budget, Freedom freedom,
+                                 SearchWork* work, std::optional<FoundPlan>* best) {
+  if (budget == 0 || !*best || Done(*best)) return;
+  const Spec& spec = candidate.spec;
+  SearchWork part(work, budget);
+  // Lowering to components and exports know R of whole stages.
+  const bool freely = spec.recompute.choice == Recompute::Choice::kAuto && !spec.costs.moe &&
+                      spec.target != Target::kTorch;
+  Plan plan = ImproveRecomputed((*best)->plan, spec.costs, spec.memory_limit,
+                                freely ? freedom : Freedom::kNone, bound_, spec.search.seed,
+                                part.left(), &part);
+  std::string& from = plan.provenance->from;
+  if (!from.starts_with("moves from ")) from = "moves from " + from;
+  Offer(std::move(plan), best);
+}
+
+/// Looks at all schedules with the same stages recomputed as in the best, if that has the
+/// candidate's routes; else as the spec has them.
+void RecomputeSearch::OfferExact(const Candidate& candidate, int64_t budget, SearchWork* work,
+                                 std::optional<FoundPlan>* best) {
+  if (budget == 0 || !*best || Done(*best)) return;
+  const Spec& spec = candidate.spec;
+  std::optional<std::vector<int>> stages;
+  if (spec.recompute.choice != Recompute::Choice::kAuto) {
+    stages.emplace();
+    for (const RecomputedStage& chosen : StagesToRecompute(candidate.frame, spec)) {
+      if (!chosen.extent.whole()) return;
+      stages->push_back(chosen.stage);
+    }
+  } else if ((*best)->plan.routes == candidate.frame.routes) {
+    stages = WholeStagesOf((*best)->plan);
+  }
+  if (!stages) return;
+  SearchWork part(work, budget);
+  ExactSearch exact = SearchExactly(candidate.frame, spec.costs, spec.memory_limit, *stages,
+                                    (*best)->step, bound_, part.left(), &part);
+  if (!exact.programs.empty()) {
+    Plan plan = candidate.frame;
+    plan.schedule = "exact search";
+    plan.programs = std::move(exact.programs);
+    Offer(std::move(plan), best);
+  }
+  // None that recomputes the same is shorter.
+  if (exact.complete) (*best)->plan.provenance->bound = (*best)->plan.provenance->makespan;
+}
+
+}  // namespace contraflow

@@ -1,0 +1,46 @@
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "schedules/recompute/moves.h"
+#include "schedules/recompute/recompute.h"
+#include "schedules/search/order_search.h"
+
+namespace contraflow {
+
+/// Searches orders and what of them is recomputed, as the spec of the candidate says. What one run
+/// finds the next one begins with.
+class RecomputeSearch : public CandidateSearch {
+ public:
+  /// With a free choice the spec has a memory limit.
+  explicit RecomputeSearch(const Candidate& candidate);
+
+  std::optional<FoundPlan> Run(SearchWork* work) override;
+  Time bound() const override { return bound_; }
+  bool Proves(Time step) const override;
+
+ private:
+  bool Done(const std::optional<FoundPlan>& best) const;
+  static void Take(const std::optional<FoundPlan>& other, std::optional<FoundPlan>* best);
+  void Offer(Plan plan, std::optional<FoundPlan>* best) const;
+  void OfferOrders(const Spec& spec, bool searched, const OrderMaker& make);
+  void OfferPublished();
+  void OfferSearched(int64_t share, SearchWork* work);
+  void OfferSerial();
+  void OfferMoved(const Candidate& candidate, int64_t budget, Freedom freedom, SearchWork* work,
+                  std::optional<FoundPlan>* best);
+  void OfferExact(const Candidate& candidate, int64_t budget, SearchWork* work,
+                  std::optional<FoundPlan>* best);
+
+  const Candidate candidate_;
+  const bool freely_;
+  const Time bound_;
+  bool published_ = false;
+  std::vector<std::unique_ptr<OrderSearch>> orders_;  // one for each spec without recompute
+  /// The best of all, with few layers recomputed, and with all.
+  std::optional<FoundPlan> own_, layers_, full_;
+};
+
+}  // namespace contraflow

@@ -1,0 +1,59 @@
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "compiler/plan/spec.h"
+#include "schedules/search/candidate_search.h"
+#include "schedules/search/incumbent.h"
+
+namespace contraflow {
+
+/// One part of the space that `auto` searches: a placement and depth, in one of the ways that the
+/// spec leaves open to hold less, within one limit.
+class Shape {
+ public:
+  virtual ~Shape() = default;
+
+  /// Least step of any plan of the shape, as far as a bound below `enough` matters; 0 where none is
+  /// known.
+  virtual Time Bound(Time enough) = 0;
+  /// Searches with this work, and offers what it finds. False if no more work can help.
+  virtual bool Run(SearchWork* work, Incumbent* incumbent) = 0;
+  /// Instructions of an order, and orders of a first search.
+  virtual int64_t instructions() const = 0;
+  virtual int64_t orders() const = 0;
+  virtual const std::vector<Route>& routes() const = 0;
+  /// Memory that the shape lacks, if it says why nothing fits.
+  struct Lack {
+    int64_t excess = 0;
+    std::string advice;
+  };
+  virtual std::optional<Lack> WhyNot() { return std::nullopt; }
+  /// The shortest step that the shape has found.
+  std::optional<Time> step() const { return step_; }
+
+ protected:
+  void Found(Time step) { step_ = std::min(step, step_.value_or(step)); }
+
+ private:
+  std::optional<Time> step_;
+};
+
+/// Shapes of a spec with costs of stages: its placements, each in every way, and variations that
+/// may be searched in its place: within less memory, and with less overlap. Refuses placements that
+/// cannot be had.
+std::vector<std::unique_ptr<Shape>> StageShapes(const Spec& spec, Incumbent* incumbent);
+
+/// Shapes of a spec with costs of layers: placements and depths, each in every way.
+std::vector<std::unique_ptr<Shape>> LayerShapes(const Spec& spec, const SearchControl& control,
+                                                Incumbent* incumbent);
+
+/// Adds the shape of a candidate with its variations; none if nothing can fit.
+void AddStageShapes(const Candidate& candidate, std::vector<std::unique_ptr<Shape>>* shapes);
+
+}  // namespace contraflow

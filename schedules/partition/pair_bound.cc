@@ -53,9 +53,9 @@ constexpr Time kUnreached = std::numeric_limits<Time>::max();
 /// States of all steps up to which the method is worth its memory.
 constexpr int64_t kMostStates = 8'000'000;
 /// Choices that are looked at closely, beyond which the others are not: of a search one for so many
-/// nanoseconds of its budget.
-constexpr int64_t kEachClose = 20'000;
-constexpr int64_t kFewestClose = 5'000, kMostClose = 2'000'000;
+/// nanoseconds of its budget, and none on more ranks.
+constexpr int64_t kEachClose = 20'000, kMostClose = 2'000'000;
+constexpr int kMostRanksClose = 6;
 /// Makespans that are asked about, and entries of all tables up to which that many are.
 constexpr int kQuestions = 8;
 constexpr int64_t kMostEntries = 50'000'000;
@@ -73,8 +73,8 @@ class PairBound {
         count_(layers->layers()),
         sums_(std::none_of(spec.costs.layers.begin(), spec.costs.layers.end(), Overlaps)),
         held_(spec.costs.ranks.empty() ? MostForwardsHeld(spec, *layers) : std::nullopt),
-        close_(spec.costs.ranks.empty()
-                   ? std::clamp(spec.search.budget / kEachClose, kFewestClose, kMostClose)
+        close_(spec.costs.ranks.empty() && spec.ranks <= kMostRanksClose
+                   ? std::clamp<int64_t>(spec.search.budget / kEachClose, 0, kMostClose)
                    : 0) {}
 
   PartitionBound Find() {

@@ -18,9 +18,9 @@ namespace {
 /// Share of the work in which partitions are judged by published orders, and how often they are at
 /// least.
 constexpr int64_t kJudgedShare = 8;
-constexpr int64_t kFewestJudged = 40;
-/// Orders that a judgement takes as long as to evaluate.
-constexpr int64_t kOrdersJudged = 16;
+constexpr int64_t kFewestJudged = 8;
+/// Orders that one takes as long as to evaluate that is made and simulated, and a bound.
+constexpr int64_t kOrdersJudged = 6, kOrdersBounded = 2;
 /// Bounds of partitions that are proven to choose what is searched, at most.
 constexpr int64_t kMostBounds = 300;
 /// Lists with pairs that are made of a partition to judge it.
@@ -46,6 +46,7 @@ std::optional<Plan> PairedOrder(const Candidate& candidate) {
 std::vector<Chance> Promising(const Spec& of, const Plan& frame, LayerStages* layers,
                               const std::function<Partition(Time)>& any, Judged* judged,
                               SearchWork* work) {
+  const int64_t instructions = int64_t{3} * frame.stages * frame.microbatches;
   const auto staged = [&](const Partition& partition) {
     return StagedChunks(of, frame, layers, partition);
   };
@@ -55,6 +56,7 @@ std::vector<Chance> Promising(const Spec& of, const Plan& frame, LayerStages* la
     const std::vector<Candidate> candidates = CandidatesOf(spec);
     if (candidates.empty()) return kImpossible;
     const Candidate& candidate = candidates.front();
+    work->Spend(kOrdersBounded * instructions);
     try {
       const std::optional<int64_t> limit = candidate.spec.memory_limit;
       const bool recomputes = spec.recompute.choice != Recompute::Choice::kNone;
@@ -79,21 +81,20 @@ std::vector<Chance> Promising(const Spec& of, const Plan& frame, LayerStages* la
     const std::vector<Candidate> candidates = CandidatesOf(spec);
     if (candidates.empty()) return kImpossible;
     PartitionWorth best = kImpossible;
-    for (const Plan& plan : PublishedOrders(candidates.front())) {
-      best = std::min(best, WorthOf(plan, spec));
+    std::vector<Plan> orders = PublishedOrders(candidates.front());
+    if (std::optional<Plan> plan = PairedOrder(candidates.front())) {
+      orders.push_back(std::move(*plan));
     }
-    if (const std::optional<Plan> plan = PairedOrder(candidates.front())) {
-      best = std::min(best, WorthOf(*plan, spec));
-    }
+    for (const Plan& plan : orders) best = std::min(best, WorthOf(plan, spec));
+    work->Spend(static_cast<int64_t>(orders.size()) * kOrdersJudged * instructions);
     return best;
   };
   const auto published = [&](const Partition& partition) {
     return Judged::Once(&judged->published, partition, order);
   };
   const std::vector<Partition> starts = StartingPartitions(*layers, frame, of.costs);
-  const int64_t instructions = int64_t{3} * frame.stages * frame.microbatches;
   const int64_t most = std::max(kFewestJudged, work->left() / kJudgedShare /
-                                                   (kOrdersJudged * instructions));
+                                                   (3 * kOrdersJudged * instructions));
   const Partition front = BestFrom(starts, published, most, published);
   std::vector<Chance> promising = {{0, front}};
   // The best of an argument over all partitions, of those that may beat that.

@@ -334,6 +334,12 @@ Plan GenerateRecomputed(const Spec& spec, int stages, Room room, bool searched,
     const Plan plan = RecomputeOrder(order, as, room, by);
     const Simulation simulation = Simulate(plan, costs);
     const bool fits = limit.Fits(simulation);
+    const bool components = spec.search.components && costs.components();
+    const auto longer = [&](const Best* of) {
+      return of->plan && of->least <= std::pair(int64_t{0}, simulation.makespan);
+    };
+    // A step takes no less than its order, but for components.
+    if (fits && !components && std::ranges::all_of(to, longer)) return;
     const Time step = fits && LongerThanOrder(costs, spec.search)
                           ? StepTime(plan, costs, spec.memory_limit, spec.search)
                           : simulation.makespan;

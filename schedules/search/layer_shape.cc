@@ -47,6 +47,10 @@ constexpr size_t kMostAgain = 2;
 constexpr int64_t kSharesAgain = 2;
 /// Orders of a first run, over all partitions.
 constexpr int64_t kOrders = 400;
+/// Orders that one takes as long as to evaluate that is simulated.
+constexpr int64_t kOrdersSimulated = 3;
+/// Share of the rest in which layers move.
+constexpr int64_t kMovedShare = 4;
 
 /// The frame of a shape; the costs of its stages do not matter for it.
 Plan FrameOf(const Spec& of) {
@@ -225,11 +229,14 @@ class LayerShape : public Shape {
   void TryMoved() {
     // Recomputed stages are chosen with the order, so that another partition may not have them.
     const auto judge = [&](const Partition& moved) {
+      work_->Spend(kOrdersSimulated * instructions());
       return WorthOf(best_->plan, StagedChunks(of_, frame_, &layers_, moved));
     };
-    const Partition moved = ImprovePartition(partition_, judge, MostJudged(of_, frame_.stages));
+    const int64_t most = work_->left() / kMovedShare / (kOrdersSimulated * instructions());
+    const Partition moved = ImprovePartition(partition_, judge, std::max<int64_t>(1, most));
     if (moved != partition_) {
-      OfferRestaged(moved);
+      // Stages with other layers may have fewer than what is recomputed of them.
+      if (of_.recompute.choice == Recompute::Choice::kNone) OfferRestaged(moved);
       if (!pairs_ || !OrdersAlone()) Search(moved, work_->left() / (OrdersAlone() ? 2 : 1));
       if (!OrdersAlone()) return;
     }
@@ -414,6 +421,7 @@ Spec OfDepth(const Spec& spec, const PlacementDepth& depth) {
   of.search.placement = depth.placement;
   of.chunks = depth.chunks;
   of.memory_limit = LimitFor(spec, spec.ranks * depth.chunks);
+  of.search.budget = 0;  // The work of a run says how much is left.
   return of;
 }
 

@@ -123,8 +123,11 @@ void RecomputeSearch::Offer(Plan plan, std::optional<FoundPlan>* best) const {
   const Spec& spec = candidate_.spec;
   // A searched plan may number its micro-batches in another way.
   if (!plan.provenance && plan.routes != candidate_.frame.routes) return;
-  const Simulation run = Simulate(plan, spec.costs);
+  const Simulation run = Simulate(plan, spec.costs, Keep::kFigures);
   if (!MemoryLimit(spec.costs, spec.memory_limit).Fits(run)) return;
+  // A step takes no less than its order, but for components.
+  const bool components = spec.search.components && spec.costs.components();
+  if (*best && !components && run.makespan >= (*best)->step) return;
   const Time step = LongerThanOrder(spec.costs, spec.search)
                         ? StepTime(plan, spec.costs, spec.memory_limit, spec.search)
                         : run.makespan;

@@ -22,6 +22,8 @@ struct LowerOptions {
   /// Bytes of activations a rank may hold (a count where the costs give none): how far neighbouring
   /// chunks may overlap. Nothing: as much as the fullest rank of the schedule itself.
   std::optional<int64_t> memory_limit = {};
+  /// False where the order is known to be sound and the time of its step is all that is asked.
+  bool verify = true;
 };
 
 /// The order that is to be lowered is not sound.
@@ -29,7 +31,7 @@ struct UnsoundOrder : Error {
   using Error::Error;
 };
 
-/// Lowers a compute order, verifying after every pass. Throws UnsoundOrder if `plan` is that, Error
+/// Lowers a compute order, verifying before and after every pass. Throws UnsoundOrder if `plan` is that, Error
 /// if the target is not reachable; InternalError if a pass broke it. The costs are kept in the
 /// plan.
 Plan Lower(Plan plan, const CostModel& costs, const LowerOptions& options,

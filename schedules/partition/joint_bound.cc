@@ -278,6 +278,12 @@ PartitionBound BoundOfPartitions(const Spec& spec, LayerStages* layers, const Pl
   return *exact;
 }
 
+int64_t WorkOfBound(const Plan& frame, int layers) {
+  const int64_t segments = int64_t{layers} * layers * frame.stages;
+  const bool pairs = frame.routes.size() > 1 || frame.stages == 2 * frame.ranks;
+  return pairs ? 2 * segments * layers / frame.ranks : segments;
+}
+
 Partition BalancedPartition(const Spec& spec, LayerStages* layers, const Plan& frame, Time enough) {
   Spec of = spec;
   if (!OneStageEach(frame)) of.memory_limit.reset();

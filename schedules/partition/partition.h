@@ -64,6 +64,9 @@ struct PartitionBound {
 PartitionBound BoundOfPartitions(const Spec& spec, LayerStages* layers, const Plan& frame,
                                  Time enough);
 
+/// Instructions that may be evaluated in the time of that bound, about.
+int64_t WorkOfBound(const Plan& frame, int layers);
+
 /// The partition of that bound; where ranks have several stages, without a look at the memory
 /// limit.
 Partition BalancedPartition(const Spec& spec, LayerStages* layers, const Plan& frame, Time enough);

@@ -41,12 +41,37 @@ std::optional<Plan> PairedOrder(const Candidate& candidate) {
   return ToPlan(problem, folded ? UnfoldOrder(problem, *order) : *order);
 }
 
+/// Worth of the best published order on a partition.
+PartitionWorth ByPublished(const Spec& of, const Plan& frame, LayerStages* layers,
+                           const Partition& partition, Judged* judged, SearchWork* work) {
+  const auto judge = [&](const Partition& one) {
+    const Spec spec = StagedChunks(of, frame, layers, one);
+    const std::vector<Candidate> candidates = CandidatesOf(spec);
+    if (candidates.empty()) return kImpossible;
+    PartitionWorth best = kImpossible;
+    std::vector<Plan> orders = PublishedOrders(candidates.front());
+    if (std::optional<Plan> plan = PairedOrder(candidates.front())) {
+      orders.push_back(std::move(*plan));
+    }
+    for (const Plan& plan : orders) best = std::min(best, WorthOf(plan, spec));
+    work->Spend(static_cast<int64_t>(orders.size()) * kOrdersJudged * InstructionsOf(frame));
+    return best;
+  };
+  return Judged::Once(&judged->published, partition, judge);
+}
+
 }  // namespace
+
+PartitionWorth FirstLook(const Spec& of, const Plan& frame, LayerStages* layers, Judged* judged,
+                         SearchWork* work) {
+  const Partition first = StartingPartitions(*layers, frame, of.costs).front();
+  return ByPublished(of, frame, layers, first, judged, work);
+}
 
 std::vector<Chance> Promising(const Spec& of, const Plan& frame, LayerStages* layers,
                               const std::function<Partition(Time)>& any, Judged* judged,
                               SearchWork* work) {
-  const int64_t instructions = int64_t{3} * frame.stages * frame.microbatches;
+  const int64_t instructions = InstructionsOf(frame);
   const auto staged = [&](const Partition& partition) {
     return StagedChunks(of, frame, layers, partition);
   };
@@ -76,21 +101,8 @@ std::vector<Chance> Promising(const Spec& of, const Plan& frame, LayerStages* la
     }
     return worth;
   };
-  const auto order = [&](const Partition& partition) {
-    const Spec spec = staged(partition);
-    const std::vector<Candidate> candidates = CandidatesOf(spec);
-    if (candidates.empty()) return kImpossible;
-    PartitionWorth best = kImpossible;
-    std::vector<Plan> orders = PublishedOrders(candidates.front());
-    if (std::optional<Plan> plan = PairedOrder(candidates.front())) {
-      orders.push_back(std::move(*plan));
-    }
-    for (const Plan& plan : orders) best = std::min(best, WorthOf(plan, spec));
-    work->Spend(static_cast<int64_t>(orders.size()) * kOrdersJudged * instructions);
-    return best;
-  };
   const auto published = [&](const Partition& partition) {
-    return Judged::Once(&judged->published, partition, order);
+    return ByPublished(of, frame, layers, partition, judged, work);
   };
   const std::vector<Partition> starts = StartingPartitions(*layers, frame, of.costs);
   const int64_t most = std::max(kFewestJudged, work->left() / kJudgedShare /

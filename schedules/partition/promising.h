@@ -27,6 +27,10 @@ struct Judged {
   }
 };
 
+/// Worth of the best published order on the first partition that would be tried.
+PartitionWorth FirstLook(const Spec& of, const Plan& frame, LayerStages* layers, Judged* judged,
+                         SearchWork* work);
+
 /// Different partitions that may do best, the most promising first: the one on which published
 /// orders do best, the one that the bound for any ends with, and those with the least bounds, from
 /// several starts moved by single layers. `any` gives the partition with which the bound for any

@@ -46,6 +46,9 @@ std::vector<int64_t> TotalOfRanks(const Plan& plan, const CostModel& costs);
 /// count.
 PartitionWorth WorthOf(const Plan& plan, const Spec& staged);
 
+/// Forwards, backwards and weight gradients of a step.
+int64_t InstructionsOf(const Plan& frame);
+
 /// How many partitions into so many stages may be judged by an order, about.
 int64_t MostJudged(const Spec& spec, int stages);
 

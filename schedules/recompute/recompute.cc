@@ -197,6 +197,99 @@ bool StashIsMore(const Spec& spec, int stages) {
   });
 }
 
+/// The shortest that fits, else of those that hold least.
+struct Best {
+  std::optional<Plan> plan;
+  std::pair<int64_t, Time> worth;  ///< bytes of the fullest rank if they do not fit, step
+
+  bool BetterThan(const std::pair<int64_t, Time>& other) const { return plan && worth <= other; }
+};
+
+/// Orders that one takes as long as to evaluate to which R is put in and moved.
+constexpr int64_t kOrdersOfVariant = 16;
+
+/// Plans of an order with different stages recomputed, each made once.
+class Variants {
+ public:
+  Variants(const Spec& spec, Room room, SearchWork* work)
+      : spec_(spec), room_(room), work_(work), limit_(spec.costs, spec.memory_limit) {}
+
+  /// Those that follow are of this order.
+  void Of(const Plan& order) {
+    order_ = &order;
+    made_.clear();
+  }
+
+  /// Offers the plan with the recompute of `as` to each of some.
+  void Offer(const Spec& as, Grain grain, std::initializer_list<Best*> to) {
+    if (work_ != nullptr && work_->spent() && (*to.begin())->plan) return;
+    std::vector<RecomputedStage> stages = StagesToRecompute(*order_, as, grain);
+    auto known = std::ranges::find(made_, stages, &Made::stages);
+    if (known == made_.end()) {
+      std::optional<Best> made = Make(stages, to);
+      known = made_.insert(made_.end(), {std::move(stages), std::move(made)});
+    }
+    if (!known->best) return;
+    for (Best* of : to) {
+      if (!of->BetterThan(known->best->worth)) *of = *known->best;
+    }
+  }
+
+ private:
+  struct Made {
+    std::vector<RecomputedStage> stages;
+    std::optional<Best> best;  // none: longer than another
+  };
+
+  std::optional<Best> Make(const std::vector<RecomputedStage>& stages,
+                           std::initializer_list<Best*> to) const {
+    const CostModel& costs = spec_.costs;
+    Plan plan = RecomputeStages(*order_, stages);
+    if (work_ != nullptr) work_->Spend(kOrdersOfVariant * InstructionCount(plan));
+    // A step takes no less than its order, but for components.
+    const bool components = spec_.search.components && costs.components();
+    const auto longer = [&](Time time) {
+      return !components && std::ranges::all_of(to, [&](const Best* of) {
+        return of->BetterThan({0, time});
+      });
+    };
+    if (longer(BusyTime(plan))) return std::nullopt;
+    Simulation run = Simulate(plan, costs, Keep::kFigures);
+    if (limit_.Fits(run)) {
+      std::optional<int64_t> most = spec_.memory_limit;
+      if (!most && room_ == Room::kAny) most = std::numeric_limits<int64_t>::max();
+      plan = HoistRecompute(std::move(plan), costs, most);
+      run = Simulate(plan, costs, Keep::kFigures);
+      if (longer(run.makespan)) return std::nullopt;
+      const Time step = LongerThanOrder(costs, spec_.search)
+                            ? StepTime(plan, costs, spec_.memory_limit, spec_.search)
+                            : run.makespan;
+      return Best{std::move(plan), {0, step}};
+    }
+    int64_t held = 0;
+    for (const RankFigures& rank : run.ranks) held = std::max(held, limit_.Peak(rank));
+    return Best{std::move(plan), {held, run.makespan}};
+  }
+
+  /// Time for which the busiest rank computes.
+  Time BusyTime(const Plan& plan) const {
+    Time busiest = 0;
+    for (const Program& program : plan.programs) {
+      Time busy = 0;
+      for (const Instruction& i : program) busy += spec_.costs.Duration(i);
+      busiest = std::max(busiest, busy);
+    }
+    return busiest;
+  }
+
+  const Spec& spec_;
+  const Room room_;
+  SearchWork* const work_;
+  const MemoryLimit limit_;
+  const Plan* order_ = nullptr;
+  std::vector<Made> made_;
+};
+
 }  // namespace
 
 Plan HoistRecompute(Plan plan, const CostModel& costs, std::optional<int64_t> limit) {
@@ -299,7 +392,7 @@ Plan GenerateOrder(const Schedule& schedule, const Spec& spec) {
 }
 
 Plan GenerateRecomputed(const Spec& spec, int stages, Room room, bool searched,
-                        const OrderMaker& make, RecomputedBeside* beside) {
+                        const OrderMaker& make, SearchWork* work, RecomputedBeside* beside) {
   using Choice = Recompute::Choice;
   const Recompute& recompute = spec.recompute;
   CF_ASSERT(recompute.choice != Choice::kNone);
@@ -323,54 +416,29 @@ Plan GenerateRecomputed(const Spec& spec, int stages, Room room, bool searched,
   }
   if (orders.plans.empty()) throw *orders.why_not;
   const CostModel& costs = spec.costs;
-  /// The shortest that fits, else of those that hold least.
-  struct Best {
-    std::optional<Plan> plan;
-    std::pair<int64_t, Time> least;  ///< bytes of the fullest rank if they do not fit, step
-  };
   Best best, best_full, best_layers;
-  const auto offer = [&](const Plan& order, const Spec& as, Grain by,
-                         std::initializer_list<Best*> to) {
-    const Plan plan = RecomputeOrder(order, as, room, by);
-    const Simulation simulation = Simulate(plan, costs);
-    const bool fits = limit.Fits(simulation);
-    const bool components = spec.search.components && costs.components();
-    const auto longer = [&](const Best* of) {
-      return of->plan && of->least <= std::pair(int64_t{0}, simulation.makespan);
-    };
-    // A step takes no less than its order, but for components.
-    if (fits && !components && std::ranges::all_of(to, longer)) return;
-    const Time step = fits && LongerThanOrder(costs, spec.search)
-                          ? StepTime(plan, costs, spec.memory_limit, spec.search)
-                          : simulation.makespan;
-    int64_t most = 0;
-    for (const RankFigures& rank : simulation.ranks) most = std::max(most, limit.Peak(rank));
-    const std::pair worth(fits ? 0 : most, step);
-    for (Best* of : to) {
-      if (of->plan && of->least <= worth) continue;
-      *of = {plan, worth};
-    }
-  };
+  Variants variants(spec, room, work);
   const bool freely = recompute.choice == Choice::kAuto && spec.memory_limit.has_value();
   const bool layers = recompute.choice == Choice::kAuto && KnowsLayers(costs);
   Best* const of_layers = beside != nullptr && layers ? &best_layers : &best;
   for (const Plan& order : orders.plans) {
+    variants.Of(order);
     // The one with fewer layers wins of two that are as long.
-    if (layers) offer(order, spec, Grain::kLayers, {of_layers});
-    offer(order, spec, Grain::kStages, {&best, of_layers});
+    if (layers) variants.Offer(spec, Grain::kLayers, {of_layers});
+    variants.Offer(spec, Grain::kStages, {&best, of_layers});
     if (!freely) continue;
     for (const RecomputePart part : kParts) {
       if (part != RecomputePart::kFull && !costs.knows_parts()) continue;
       Spec as = spec;
       as.recompute.part = part;
       if (part != RecomputePart::kFull) {
-        if (layers) offer(order, as, Grain::kLayers, {of_layers});
-        offer(order, as, Grain::kStages, {&best, of_layers});
+        if (layers) variants.Offer(as, Grain::kLayers, {of_layers});
+        variants.Offer(as, Grain::kStages, {&best, of_layers});
       }
       // An order for backwards with R may be better off with all of them.
       as.recompute.choice = Choice::kFull;
       Best* const of_full = beside != nullptr && part == recompute.part ? &best_full : &best;
-      offer(order, as, Grain::kStages, {&best, of_layers, of_full});
+      variants.Offer(as, Grain::kStages, {&best, of_layers, of_full});
     }
   }
   // An order that was searched for other costs is one for these.

@@ -7,6 +7,7 @@
 
 #include "compiler/plan/plan.h"
 #include "schedules/registry.h"
+#include "schedules/search/work.h"
 
 namespace contraflow {
 
@@ -78,10 +79,11 @@ struct RecomputedBeside {
 /// The plan with the recompute of the spec: of the orders of so many stages that `make` gives for
 /// the limit, for none and for costs that have R in the backward (`searched`: also with W in it),
 /// the one with the shortest step that fits, or, where none does, the one that holds least. With
-/// `beside`, single layers are for that alone. Throws Error if the stages do not exist, or if there
+/// `beside`, single layers are for that alone. Spends `work`, if there is some. Throws Error if the stages do not exist, or if there
 /// is a memory limit and the costs give no bytes.
 Plan GenerateRecomputed(const Spec& spec, int stages, Room room, bool searched,
-                        const OrderMaker& make, RecomputedBeside* beside = nullptr);
+                        const OrderMaker& make, SearchWork* work = nullptr,
+                        RecomputedBeside* beside = nullptr);
 
 /// True where the costs say that a stage has several layers.
 bool KnowsLayers(const CostModel& costs);

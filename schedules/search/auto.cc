@@ -11,6 +11,7 @@
 #include "schedules/search/auto.h"
 
 #include <algorithm>
+#include <map>
 #include <memory>
 #include <optional>
 #include <set>
@@ -24,6 +25,7 @@
 #include "schedules/local/noise.h"
 #include "schedules/made_plans.h"
 #include "schedules/partition/partition.h"
+#include "schedules/partition/staged.h"
 #include "schedules/published/rows.h"
 #include "schedules/recompute/recompute.h"
 #include "schedules/search/candidates.h"
@@ -41,11 +43,7 @@ constexpr int64_t kStep = 4;
 /// share of the incumbent.
 constexpr int64_t kNear = 32;
 /// Instructions for which such a plan counts, and orders for which one of stages does.
-constexpr int64_t kPartitionedWork = 2'000'000, kOrdersEach = 16;
-
-int64_t InstructionsOf(const Plan& frame) {
-  return int64_t{3} * frame.stages * frame.microbatches;
-}
+constexpr int64_t kPartitionedWork = 2'000'000, kOrdersOfPublished = 16;
 
 Placement PlacementOf(const Plan& plan) {
   if (plan.routes.size() > 1) return Placement::kBidirectional;
@@ -97,8 +95,12 @@ class AutoSearch {
   /// Runs every open shape that may improve the incumbent, the one with the shortest step first.
   /// False if none is left.
   bool RunRung(int64_t times) {
-    std::ranges::stable_sort(shapes_, {}, [](const std::unique_ptr<Shape>& shape) {
-      return shape->step().value_or(INT64_MAX);
+    std::map<const Shape*, Time> step;
+    for (const std::unique_ptr<Shape>& shape : shapes_) {
+      step[shape.get()] = shape->step() ? *shape->step() : shape->Promise(&work_);
+    }
+    std::ranges::stable_sort(shapes_, {}, [&](const std::unique_ptr<Shape>& shape) {
+      return step[shape.get()];
     });
     bool open = false;
     for (const std::unique_ptr<Shape>& shape : shapes_) {
@@ -140,7 +142,7 @@ class AutoSearch {
       const Plan frame = FrameOf(*schedule, *spec);
       const Placement placement = PlacementOf(frame);
       if (!Allows(asked_.search.placement, placement) || !Promises(frame.routes)) continue;
-      work_.Spend(asked_.costs.layers.empty() ? kOrdersEach * InstructionsOf(frame)
+      work_.Spend(asked_.costs.layers.empty() ? kOrdersOfPublished * InstructionsOf(frame)
                                               : kPartitionedWork);
       incumbent_.Try([&] {
         Plan plan = GeneratePlan(*spec, control_);

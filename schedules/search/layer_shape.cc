@@ -46,7 +46,7 @@ constexpr int64_t kShortShare = 16;
 constexpr size_t kMostAgain = 2;
 constexpr int64_t kSharesAgain = 2;
 /// Orders of a first run, over all partitions.
-constexpr int64_t kOrders = 400;
+constexpr int64_t kOrders = 400, kOrdersThatHoldLess = 1600;
 /// Orders that one takes as long as to evaluate that is simulated.
 constexpr int64_t kOrdersSimulated = 3;
 /// Share of the rest in which layers move.
@@ -91,6 +91,8 @@ class LayerShape : public Shape {
   }
 
   Time Bound(Time enough) override {
+    // The bound takes as long as a first run.
+    if (work_ == nullptr) return 0;
     // Components may overlap from chunk to chunk, which the bound does not cover.
     if (of_.search.components) return 0;
     return AnyPartition(enough).value;
@@ -117,10 +119,12 @@ class LayerShape : public Shape {
     return true;
   }
 
-  int64_t instructions() const override {
-    return int64_t{3} * frame_.stages * frame_.microbatches;
+  Time Promise(SearchWork* work) override {
+    return FirstLook(of_, frame_, &layers_, &judged_, work).step;
   }
-  int64_t orders() const override { return kOrders; }
+
+  int64_t instructions() const override { return InstructionsOf(frame_); }
+  int64_t orders() const override { return HoldsLess() ? kOrdersThatHoldLess : kOrders; }
   const std::vector<Route>& routes() const override { return frame_.routes; }
 
   std::optional<Lack> WhyNot() override {
@@ -138,6 +142,7 @@ class LayerShape : public Shape {
   const PartitionBound& AnyPartition(Time enough) {
     // One below what was enough is the same for more.
     if (bound_.value == enough_ && enough > enough_) {
+      work_->Spend(WorkOfBound(frame_, layers_.layers()));
       bound_ = BoundOfPartitions(of_, &layers_, frame_, enough);
       enough_ = enough;
     }
@@ -287,11 +292,13 @@ class LayerShape : public Shape {
     return true;
   }
 
-  /// True where nothing but an order is searched.
-  bool OrdersAlone() const {
-    return !of_.search.components && of_.recompute.choice == Recompute::Choice::kNone &&
-           of_.offload.choice == Offload::Choice::kNone;
+  /// True where cells run again or go to the host.
+  bool HoldsLess() const {
+    return of_.recompute.choice != Recompute::Choice::kNone ||
+           of_.offload.choice != Offload::Choice::kNone;
   }
+  /// True where nothing but an order is searched.
+  bool OrdersAlone() const { return !of_.search.components && !HoldsLess(); }
 
   bool PlainOrders() const { return !pairs_ && OrdersAlone(); }
 

@@ -139,7 +139,8 @@ Time StepTime(const Plan& plan, const CostModel& given, std::optional<int64_t> l
   const bool components = options.components && costs.components();
   const LowerOptions lower = {.target = components ? Level::kComponent : Level::kComm,
                               .overlap = costs.derived.value_or(Overlap::kAll),
-                              .memory_limit = limit};
+                              .memory_limit = limit,
+                              .verify = false};
   return Simulate(Lower(plan, costs, lower), costs).makespan;
 }
 

@@ -83,7 +83,7 @@ std::optional<FoundPlan> RecomputeSearch::Run(SearchWork* work) {
   // Moves take time by the length of the order, and as many of them as it is long.
   const int64_t length = 4 * int64_t{candidate_.frame.stages} * candidate_.frame.microbatches;
   const bool moves = all / 2 / length >= kOrdersEach * length;
-  OfferPublished();
+  OfferPublished(work);
   if (!Done(own_)) OfferSearched((moves ? all / 2 : all) / kSearches, work);
   OfferSerial();
   if (moves) {
@@ -140,10 +140,11 @@ void RecomputeSearch::Offer(Plan plan, std::optional<FoundPlan>* best) const {
 }
 
 /// `make` gives an order of the candidate for a spec without recompute.
-void RecomputeSearch::OfferOrders(const Spec& spec, bool searched, const OrderMaker& make) {
+void RecomputeSearch::OfferOrders(const Spec& spec, bool searched, SearchWork* work,
+                                  const OrderMaker& make) {
   try {
     RecomputedBeside beside;
-    Offer(GenerateRecomputed(spec, candidate_.frame.stages, Room::kAny, searched, make,
+    Offer(GenerateRecomputed(spec, candidate_.frame.stages, Room::kAny, searched, make, work,
                              freely_ ? &beside : nullptr),
           &own_);
     if (beside.full) Offer(std::move(*beside.full), &full_);
@@ -155,22 +156,22 @@ void RecomputeSearch::OfferOrders(const Spec& spec, bool searched, const OrderMa
   }
 }
 
-/// Once: they do not depend on the work.
-void RecomputeSearch::OfferPublished() {
-  if (std::exchange(published_, true)) return;
-  for (const Schedule* schedule : kPublishedSchedules) {
-    if (Done(own_)) return;
+/// Each once, since they do not depend on the work; a run goes on where the one before ended.
+void RecomputeSearch::OfferPublished(SearchWork* work) {
+  for (; published_ < std::size(kPublishedSchedules); ++published_) {
+    if (Done(own_) || (own_ && work->spent())) return;
+    const Schedule& schedule = *kPublishedSchedules[published_];
     Spec spec = candidate_.spec;
-    spec.schedule = schedule->name;
-    if (!schedule->reject(spec).empty()) continue;
-    if (schedule->stages(spec) != candidate_.frame.stages) continue;
-    OfferOrders(spec, false, [&](const Spec& of) { return GenerateOrder(*schedule, of); });
+    spec.schedule = schedule.name;
+    if (!schedule.reject(spec).empty()) continue;
+    if (schedule.stages(spec) != candidate_.frame.stages) continue;
+    OfferOrders(spec, false, work, [&](const Spec& of) { return GenerateOrder(schedule, of); });
   }
 }
 
 /// Its own orders, each with so much of the work.
 void RecomputeSearch::OfferSearched(int64_t share, SearchWork* work) {
-  OfferOrders(candidate_.spec, true, [&](const Spec& of) {
+  OfferOrders(candidate_.spec, true, work, [&](const Spec& of) {
     auto known = std::ranges::find_if(
         orders_, [&](const auto& search) { return search->candidate().spec == of; });
     if (known == orders_.end()) {

@@ -25,8 +25,8 @@ class RecomputeSearch : public CandidateSearch {
   bool Done(const std::optional<FoundPlan>& best) const;
   static void Take(const std::optional<FoundPlan>& other, std::optional<FoundPlan>* best);
   void Offer(Plan plan, std::optional<FoundPlan>* best) const;
-  void OfferOrders(const Spec& spec, bool searched, const OrderMaker& make);
-  void OfferPublished();
+  void OfferOrders(const Spec& spec, bool searched, SearchWork* work, const OrderMaker& make);
+  void OfferPublished(SearchWork* work);
   void OfferSearched(int64_t share, SearchWork* work);
   void OfferSerial();
   void OfferMoved(const Candidate& candidate, int64_t budget, Freedom freedom, SearchWork* work,
@@ -37,7 +37,7 @@ class RecomputeSearch : public CandidateSearch {
   const Candidate candidate_;
   const bool freely_;
   const Time bound_;
-  bool published_ = false;
+  size_t published_ = 0;  // schedules that have been offered
   std::vector<std::unique_ptr<OrderSearch>> orders_;  // one for each spec without recompute
   /// The best of all, with few layers recomputed, and with all.
   std::optional<FoundPlan> own_, layers_, full_;

@@ -38,12 +38,24 @@ namespace contraflow {
 namespace {
 
 /// Work of a rung, as a multiple of that of the one before.
-constexpr int64_t kStep = 4;
+constexpr int64_t kStep = 4, kMostTimes = int64_t{1} << 30;
 /// Published schedules get partitions of their own if a shape with their routes has come within this
 /// share of the incumbent.
 constexpr int64_t kNear = 32;
-/// Instructions for which such a plan counts, and orders for which one of stages does.
-constexpr int64_t kPartitionedWork = 2'000'000, kOrdersOfPublished = 16;
+/// Orders that one takes as long as to evaluate that is made with its messages and bounds, and that
+/// each choice of what to recompute takes; partitions of each stage that are judged.
+constexpr int64_t kOrdersMade = 8, kOrdersRecomputed = 200, kPartitionsJudged = 40;
+/// Instructions of a partition search at most, and of a plan that is always made.
+constexpr int64_t kPartitionWork = 2'000'000, kSoonMade = 100'000;
+
+/// Instructions that may be evaluated while a published schedule is made for the spec, about.
+int64_t WorkOfPublished(const Plan& frame, const Spec& spec) {
+  const int64_t instructions = InstructionsOf(frame);
+  int64_t work = kOrdersMade * instructions;
+  if (spec.recompute.choice != Recompute::Choice::kNone) work += kOrdersRecomputed * instructions;
+  if (spec.costs.layers.empty()) return work;
+  return work + std::min(kPartitionWork, kPartitionsJudged * frame.stages * instructions);
+}
 
 Placement PlacementOf(const Plan& plan) {
   if (plan.routes.size() > 1) return Placement::kBidirectional;
@@ -78,14 +90,12 @@ class AutoSearch {
   }
 
   Plan Run() {
-    // Of layers published schedules make stages of their own, on a device each rank has a limit of
-    // its own, and copies to the host are laid into whole plans.
-    const bool own = !asked_.costs.layers.empty() || !DevicesOf(asked_).empty() ||
-                     asked_.offload.choice != Offload::Choice::kNone;
+    OfferPublished(false);
     bool open = true;
-    for (int64_t times = 1; open && (times == 1 || !work_.spent()); times *= kStep) {
+    for (int64_t times = 1; open && (times == 1 || !work_.spent()) && times < kMostTimes;
+         times *= kStep) {
       open = RunRung(times);
-      if (times == 1 && own) OfferPublished();
+      if (times == 1) OfferPublished(true);
     }
     if (!incumbent_.any()) Refuse();
     return Finish();
@@ -107,6 +117,7 @@ class AutoSearch {
       if (work_.spent() && incumbent_.any()) return true;
       if (closed_.contains(shape.get()) || !Improves(*shape)) continue;
       SearchWork part(&work_, times * shape->orders() * shape->instructions());
+      part.Spend(shape->instructions());  // so that the sequence ends even if a run has nothing to do
       if (shape->Run(&part, &incumbent_)) {
         open = true;
       } else {
@@ -127,23 +138,26 @@ class AutoSearch {
 
   /// True if a shape with these routes has come near the incumbent.
   bool Promises(const std::vector<Route>& routes) {
-    if (asked_.costs.layers.empty() || !incumbent_.any()) return true;
+    if (!incumbent_.any()) return true;
     const Time step = incumbent_.worth().step;
     return std::ranges::any_of(shapes_, [&](const std::unique_ptr<Shape>& shape) {
       return shape->step() && *shape->step() - step <= step / kNear && shape->routes() == routes;
     });
   }
 
-  /// Whole plans of published schedules.
-  void OfferPublished() {
+  /// Offers whole plans of published schedules: those that are soon made at first, whatever the
+  /// budget, and the others once their placement has come near the incumbent.
+  void OfferPublished(bool large) {
     for (const Schedule* schedule : kPublishedSchedules) {
       const std::optional<Spec> spec = SpecFor(*schedule, asked_);
-      if (!spec || (work_.spent() && incumbent_.any())) continue;
+      if (!spec) continue;
       const Plan frame = FrameOf(*schedule, *spec);
       const Placement placement = PlacementOf(frame);
-      if (!Allows(asked_.search.placement, placement) || !Promises(frame.routes)) continue;
-      work_.Spend(asked_.costs.layers.empty() ? kOrdersOfPublished * InstructionsOf(frame)
-                                              : kPartitionedWork);
+      if (!Allows(asked_.search.placement, placement)) continue;
+      const int64_t work = WorkOfPublished(frame, *spec);
+      if (large != (work > kSoonMade)) continue;
+      if (large && ((work_.spent() && incumbent_.any()) || !Promises(frame.routes))) continue;
+      work_.Spend(work);
       incumbent_.Try([&] {
         Plan plan = GeneratePlan(*spec, control_);
         plan.schedule = kAuto.name;

@@ -1,6 +1,4 @@
-// Budgets that are searched one after the other, and what is so never longer with four times of it.
-
-#include "schedules/search/ladder.h"
+// A larger budget, more memory and more overlap never give a longer step.
 
 #include <doctest/doctest.h>
 
@@ -20,33 +18,8 @@
 namespace contraflow::ladder_test {
 namespace {
 
-TEST_SUITE("unit") {
-  TEST_CASE("ladder: every budget of a quarter, ascending, whatever that is") {
-    constexpr int64_t kLeast = 1'000'000;
-    SearchOptions options, quarter;
-    for (const int64_t budget :
-         {int64_t{1}, int64_t{300'000}, int64_t{999'999}, kLeast, int64_t{3'000'000},
-          int64_t{5'000'000}, int64_t{250'000'000}, int64_t{3'600'000'000'000}}) {
-      CAPTURE(budget);
-      quarter.budget = budget;
-      options.budget = 4 * budget;
-      const std::vector<int64_t> few = LadderOf(quarter, kLeast), more = LadderOf(options, kLeast);
-      CHECK(std::ranges::includes(more, few));
-      CHECK(std::ranges::is_sorted(more));
-      CHECK(more.front() >= kLeast);
-      CHECK(more.front() < 4 * kLeast);
-      CHECK((more.back() == 4 * budget || 4 * budget < kLeast));
-    }
-    CHECK(LadderOf(options, 7 * options.budget) == std::vector{16 * options.budget});
-    options.monotone = false;
-    CHECK(LadderOf(options, 1) == std::vector{options.budget});
-    options = {.budget = 0};
-    CHECK(LadderOf(options, 1) == std::vector<int64_t>{0});
-  }
-}
-
 TEST_SUITE("property") {
-  TEST_CASE("ladder: four times the budget never gives a longer step of layers, or with R") {
+  TEST_CASE("ladder: a larger budget never gives a longer step of layers, or with R") {
     std::mt19937_64 random(5);
     int compared = 0, shorter = 0;
     for (int round = 0; compared < CasesToDraw(40); ++round) {
@@ -67,7 +40,7 @@ TEST_SUITE("property") {
       }
       CAPTURE(round);
       std::optional<Time> last;
-      for (const int64_t budget : {32'000'000, 128'000'000, 512'000'000}) {
+      for (const int64_t budget : {16'000'000, 40'000'000, 100'000'000, 250'000'000}) {
         spec.search.budget = budget;
         std::optional<Plan> plan;
         try {

@@ -203,4 +203,8 @@ void SumUp(Simulation* simulation);
 void FollowActivations(const Plan& plan, const CostModel& costs, const RecomputedCells& recomputed,
                        size_t r, const std::vector<Span>& spans, RankFigures* figures);
 
+/// Fills in the same of all ranks as the order guarantees it, however long each instruction takes.
+void ProvePeaks(const Plan& plan, const CostModel& costs, const RecomputedCells& recomputed,
+                std::vector<RankFigures>* ranks);
+
 }  // namespace contraflow

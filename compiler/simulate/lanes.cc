@@ -72,7 +72,6 @@ class LaneSimulator {
     for (size_t r = 0; r < result_.ranks.size(); ++r) {
       result_.ranks[r] = FiguresOfSpans(plan_, costs_, recomputed_, r, result_.timeline.ranks[r]);
     }
-    ProvePeaks(plan_, costs_, recomputed_, &result_.ranks);
     SumUp(&result_);
     return std::move(result_);
   }

@@ -134,15 +134,16 @@ class MemoryWalk {
   MemoryWalk(const Plan& plan, const CostModel& costs, const RecomputedCells& recomputed)
       : lanes_(plan.level >= Level::kComponent), lives_(plan, costs, recomputed) {}
 
-  /// Calls visit(index, Amounts) for every instruction that takes memory.
+  /// Calls visit(index, Amounts) for every instruction that takes memory, of those with a time.
   template <typename Visit>
-  void Run(const Program& program, const Visit& visit) {
+  void Run(const Program& program, const std::vector<Span>* spans, const Visit& visit) {
     held_ = {};
     exchanges_.clear();
     offloads_.clear();
     gone_ = {{}};
     known_ = known_to_reload_ = 0;
     for (size_t index = 0; index < program.size(); ++index) {
+      if (spans != nullptr && (*spans)[index].start < 0) continue;  // never runs
       const Instruction& i = program[index];
       if (!exchanges_.empty()) EndExchanges(program, index);
       const size_t known = !lanes_ ? offloads_.size() : offloads_.empty() ? 0 : Known(i);
@@ -330,7 +331,7 @@ std::vector<MemoryFigures> MemoryOf(const Plan& plan, const CostModel& costs) {
       Place(plan.slots[r], plan.programs[r].size(), &figures);
       continue;
     }
-    walk.Run(plan.programs[r], [&figures](int index, const Amounts& held) {
+    walk.Run(plan.programs[r], nullptr, [&figures](int index, const Amounts& held) {
       if (held.bytes <= figures.peak) return;
       figures.arenas = {held.bytes - held.stash, held.stash, 0, 0};
       figures.peak = held.bytes;
@@ -393,44 +394,17 @@ std::vector<Held> HeldOverTime(const Plan& plan, const CostModel& costs,
   return held;
 }
 
-namespace {
-
-/// Raises the peaks to this amount.
-void Raise(int64_t activations, int64_t bytes, int index, bool in_bytes, RankFigures* figures) {
-  const bool more_bytes = bytes > figures->peak_bytes;
-  const bool more = activations > figures->peak_activations;
-  if (more_bytes || (more && !in_bytes)) figures->peak_index = index;
-  figures->peak_bytes = std::max(figures->peak_bytes, bytes);
-  figures->peak_activations = std::max(figures->peak_activations, static_cast<int>(activations));
-}
-
-}  // namespace
-
 void FollowActivations(const Plan& plan, const CostModel& costs, const RecomputedCells& recomputed,
                        size_t r, const std::vector<Span>& spans, RankFigures* figures) {
   const bool in_bytes = costs.memory && costs.memory->activation_bytes > 0;
-  Lives lives(plan, costs, recomputed);
-  int64_t activations = 0, bytes = 0;
-  for (const MemoryChange& change : ChangesOf(plan.programs[r], spans, &lives)) {
-    activations += change.activations;
-    bytes += change.bytes;
-    Raise(activations, bytes, change.index, in_bytes, figures);
-  }
-}
-
-void ProvePeaks(const Plan& plan, const CostModel& costs, const RecomputedCells& recomputed,
-                std::vector<RankFigures>* ranks) {
-  const bool in_bytes = costs.memory && costs.memory->activation_bytes > 0;
-  MemoryWalk walk(plan, costs, recomputed);
-  for (size_t r = 0; r < ranks->size(); ++r) {
-    RankFigures& figures = (*ranks)[r];
-    figures.peak_activations = 0;
-    figures.peak_bytes = 0;
-    figures.peak_index = -1;
-    walk.Run(plan.programs[r], [&](int index, const Amounts& held) {
-      Raise(held.activations, held.bytes, index, in_bytes, &figures);
-    });
-  }
+  const auto raise = [&](int index, const Amounts& held) {
+    const bool more_bytes = held.bytes > figures->peak_bytes;
+    const bool more = held.activations > figures->peak_activations;
+    if (more_bytes || (more && !in_bytes)) figures->peak_index = index;
+    figures->peak_bytes = std::max(figures->peak_bytes, held.bytes);
+    if (more) figures->peak_activations = static_cast<int>(held.activations);
+  };
+  MemoryWalk(plan, costs, recomputed).Run(plan.programs[r], &spans, raise);
 }
 
 }  // namespace contraflow

@@ -10,8 +10,8 @@
 
 #include <algorithm>
 #include <limits>
+#include <map>
 #include <optional>
-#include <tuple>
 #include <utility>
 
 #include "compiler/plan/error.h"
@@ -31,14 +31,7 @@ class RankOffload {
               const RecomputedCells& recomputed, const std::vector<CellBytes>& cells)
       : program_(program), spans_(spans) {
     const bool in_bytes = MemoryLimit(costs).bytes();
-    std::vector<std::tuple<int, int, size_t>> begun;  // stage, micro-batch, cell; not ended yet
-    const auto find = [&](int stage, int m) {
-      const auto found = std::find_if(begun.begin(), begun.end(), [&](const auto& cell) {
-        return std::get<0>(cell) == stage && std::get<1>(cell) == m;
-      });
-      CF_ASSERT(found != begun.end());
-      return found;
-    };
+    std::map<std::pair<int, int>, size_t> cell_of;  // by stage and micro-batch
     const auto bytes_of = [&](int stage) {
       return in_bytes ? cells[static_cast<size_t>(stage)] : kOneActivation;
     };
@@ -48,17 +41,13 @@ class RankOffload {
       const bool again = HasForward(i.op) && recomputed.Has(i.stage, i.microbatch);
       taken_.push_back(Taken(i.op, own));
       given_.push_back(Given(i.op, own, bytes_of(BackStage(i)), again));
-      if (taken_.back() > 0) takers_.push_back(at);
+      if (HasForward(i.op) || i.op == Op::R) takers_.push_back(at);
       if (HasForward(i.op)) {
-        begun.push_back({i.stage, i.microbatch, cells_.size()});
+        cell_of[{i.stage, i.microbatch}] = cells_.size();
         const Time copy = costs.Duration(CellOp(Op::OFFLOAD, i.stage, i.microbatch));
         cells_.push_back({.f = at, .copy = copy, .bytes = own.activation, .fixed = again});
       }
-      if (HasBackward(i.op)) {
-        const auto cell = find(BackStage(i), BackMicrobatch(i));
-        cells_[std::get<2>(*cell)].b = at;
-        begun.erase(cell);
-      }
+      if (HasBackward(i.op)) cells_[cell_of.at({BackStage(i), BackMicrobatch(i)})].b = at;
     }
     for (size_t c = 0; c < cells_.size(); ++c) by_backward_.push_back(c);
     std::sort(by_backward_.begin(), by_backward_.end(),
@@ -225,7 +214,7 @@ class RankOffload {
   const Program& program_;
   const std::vector<Span>& spans_;
   std::vector<int64_t> taken_, given_;  // by instruction
-  std::vector<size_t> takers_;          // instructions that take memory
+  std::vector<size_t> takers_;          // F, FB and R, which wait for OFFLOADs
   std::vector<Cell> cells_;             // in the order of their forwards
   std::vector<size_t> by_backward_;     // their numbers, in the order of their backwards
   std::vector<Copy> copies_;            // as they stand in the program

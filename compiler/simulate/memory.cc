@@ -82,6 +82,7 @@ class Lives {
       if (!BeginsForward(i) && !recomputed_.Begins(i)) return {};
       op = BeginsForward(i) ? Op::F : Op::R;
     }
+    if (IsMessage(op)) return {};
     const auto s = static_cast<size_t>(i.stage);
     return {Taken(op, kOneActivation), Taken(op, cells_[s]), Taken(op, stashes_[s])};
   }
@@ -90,7 +91,7 @@ class Lives {
   Amounts GivenBy(const Instruction& i) {
     Op op = i.op;
     if (OperandsOf(op) == Operands::kLayer) {
-      if (EndsForward(plan_, i)) {
+      if (recomputed_.Has(i.stage, i.microbatch) && EndsForward(plan_, i)) {
         op = Op::F;
       } else if (EndsBackward(i)) {
         op = Op::B;
@@ -100,6 +101,7 @@ class Lives {
         return {};
       }
     }
+    if (IsMessage(op)) return {};
     const auto s = static_cast<size_t>(i.stage), back = static_cast<size_t>(BackStage(i));
     const bool again = HasForward(op) && recomputed_.Has(i.stage, i.microbatch);
     return {Given(op, kOneActivation, kOneActivation, again),

@@ -35,25 +35,24 @@ class Writer {
         gradient_(forward_) {
     result_ = plan;
     result_.level = Level::kComponent;
+    if (OffloadedCells(plan).any()) offload_ = reload_ = number_ = forward_;
     SetLayers(costs, &result_);
     for (size_t r = 0; r < ranks_.size(); ++r) {
       Program& program = result_.programs[r];
       program.clear();
       ranks_[r].weight.assign(static_cast<size_t>(plan.stages), -1);
       ranks_[r].reduce.assign(static_cast<size_t>(plan.stages), -1);
-      const Instruction* offload = nullptr;  // the last one so far
+      int offloads = 0;
       for (const Instruction& i : plan.programs[r]) {
         if (WorkOf(i.op) == Work::kCompute) {
           ranks_[r].chunks.push_back(&i);
-          ranks_[r].gone.push_back(offload);
+          ranks_[r].gone.push_back(offloads);
         }
-        if (i.op == Op::RELOAD) ranks_[r].reloads.push_back({ranks_[r].chunks.size(), &i, offload});
-        if (i.op != Op::OFFLOAD) continue;
-        ranks_[r].offloads.push_back(&i);
-        offload = &i;
+        if (i.op == Op::OFFLOAD) number_(i.stage, i.microbatch) = offloads++;
+        if (i.op != Op::RELOAD) continue;
+        ranks_[r].reloads.push_back({ranks_[r].chunks.size(), &i, offloads});
       }
     }
-    if (OffloadedCells(plan).any()) offload_ = reload_ = forward_;
   }
 
   Plan Write(const std::vector<Event>& log) {
@@ -71,15 +70,15 @@ class Writer {
     int before[2] = {-1, -1};  // the same when its present chunk began
     bool begun[2] = {false, false};
     int chunk = -1;
-    std::vector<int> weight, reduce;       // last weight part and REDUCE of each stage
-    std::vector<const Instruction*> gone;  // of each chunk: the last OFFLOAD before it, or null
-    // Not written yet: OFFLOADs, and RELOADs with the chunk that each stands before.
-    std::vector<const Instruction*> offloads;
+    std::vector<int> weight, reduce;           // last weight part and REDUCE of each stage
+    std::vector<int> gone;                     // of each chunk: OFFLOADs before it
+    std::vector<std::pair<int, int>> written;  // numbers and places of OFFLOADs, as on their lane
     struct Reload {
-      size_t chunk;
-      const Instruction *instruction, *gone;
+      size_t chunk;  // that it stands before
+      const Instruction* instruction;
+      int gone;
     };
-    std::vector<Reload> reloads;
+    std::vector<Reload> reloads;  // not written yet
   };
 
   bool SameRank(int stage, int other, int m) const { return owner_(stage, m) == owner_(other, m); }
@@ -102,34 +101,32 @@ class Writer {
       i.lane = Lane::kReload;
       for (const int last : rank.last) After(program, last, &i);
       After(program, offload_(i.stage, i.microbatch), &i);
-      Gone(program, reload.gone, &i);
+      Gone(rank, reload.gone, &i);
       reload_(i.stage, i.microbatch) = static_cast<int>(program.size());
       program.push_back(i);
       return true;
     });
   }
 
-  /// An instruction that takes memory waits for an OFFLOAD; where lanes are shared it may begin
-  /// before that.
-  void Gone(const Program& program, const Instruction* offload, Instruction* i) const {
-    if (offload == nullptr) return;
-    After(program, offload_(offload->stage, offload->microbatch), i);
+  /// An instruction that takes memory waits for the first so many OFFLOADs, the last of them on
+  /// their lane; where lanes are shared it may begin before some are written.
+  static void Gone(const RankState& rank, int count, Instruction* i) {
+    const auto last = std::find_if(rank.written.rbegin(), rank.written.rend(),
+                                   [count](const auto& offload) { return offload.first < count; });
+    if (last != rank.written.rend()) AddEvent(last->second, i);
   }
 
   /// The OFFLOAD of a forward that this component ends.
   void Offload(const Event& event) {
-    RankState& rank = ranks_[static_cast<size_t>(event.rank)];
     const int s = event.instruction.stage, m = event.instruction.microbatch;
-    std::erase_if(rank.offloads, [&](const Instruction* offload) {
-      if (offload->stage != s || offload->microbatch != m) return false;
-      Program& program = result_.program(event.rank);
-      Instruction i = *offload;
-      i.lane = Lane::kOffload;
-      After(program, forward_(s, m), &i);
-      offload_(s, m) = static_cast<int>(program.size());
-      program.push_back(i);
-      return true;
-    });
+    if (number_.empty() || number_(s, m) < 0) return;
+    Program& program = result_.program(event.rank);
+    Instruction i = CellOp(Op::OFFLOAD, s, m);
+    i.lane = Lane::kOffload;
+    After(program, forward_(s, m), &i);
+    offload_(s, m) = static_cast<int>(program.size());
+    ranks_[static_cast<size_t>(event.rank)].written.push_back({number_(s, m), offload_(s, m)});
+    program.push_back(i);
   }
 
   void Append(const Event& event) {
@@ -142,7 +139,7 @@ class Writer {
       case Work::kComponent:
       case Work::kAllToAll:
         if (BeginsForward(i) || (IsRecompute(i.op) && recompute_(i.stage, i.microbatch) < 0)) {
-          Gone(program, rank.gone[static_cast<size_t>(event.chunk)], &i);
+          Gone(rank, rank.gone[static_cast<size_t>(event.chunk)], &i);
         }
         if (serial_) Bar(event, program, &i);
         Follow(program, &i, index, event.rank);
@@ -247,7 +244,8 @@ class Writer {
   // Positions by stage and micro-batch in the program of the rank that owns them: the last
   // component so far of each chain, RECV_F and RECV_B.
   Grid<int> forward_, recompute_, backward_, input_, gradient_;
-  Grid<int> offload_, reload_;  // empty where nothing is offloaded
+  Grid<int> offload_, reload_;  // empty where nothing is offloaded, as are
+  Grid<int> number_;            // OFFLOADs of a rank in the order of the cells' plan; -1: none
   Plan result_;
 };
 

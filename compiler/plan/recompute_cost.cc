@@ -19,6 +19,8 @@
 namespace contraflow {
 namespace {
 
+/// Number of a token, as data loaders give it.
+constexpr int64_t kBytesOfToken = 8;
 constexpr Op kAgain[] = {Op::ATTN_R, Op::MLP_R, Op::DISPATCH_R, Op::COMBINE_R};
 
 /// Time of so much of a forward.
@@ -163,8 +165,9 @@ std::optional<int64_t> InputBytes(const CostModel& costs, int s) {
   if (costs.memory && !costs.memory->values.empty()) {
     return part(costs.memory->values[static_cast<size_t>(Value::input)]);
   }
-  if (costs.comm.bytes > 0) return part(costs.comm.SizeBetween(s - 1).bytes);
-  return std::nullopt;
+  if (costs.comm.bytes == 0) return std::nullopt;
+  if (s == 0 && costs.tokens > 0) return part(kBytesOfToken * costs.tokens);
+  return part(costs.comm.SizeBetween(s - 1).bytes);
 }
 
 CellBytes BytesOfCell(const CostModel& costs, int s, bool recomputes,

@@ -7,8 +7,8 @@
 #include <utility>
 
 #include "compiler/plan/error.h"
-#include "compiler/plan/grid.h"
 #include "compiler/plan/layer_cost.h"
+#include "compiler/plan/rank_memory.h"
 #include "compiler/plan/recompute_cost.h"
 #include "compiler/plan/text.h"
 #include "compiler/simulate/engine.h"
@@ -56,95 +56,152 @@ int WeightParts(const Plan& plan, int stage) {
   return parts;
 }
 
-/// Total of the activations of one rank, instruction by instruction. Whatever begins or ends the
-/// life of one runs on the compute lane, so program order is the order in time; all but the end of
-/// a forward that is recomputed.
-class MemoryWalk {
+/// Amounts that a rank holds: activations, their bytes, and of those what is held up to W.
+struct Amounts {
+  int64_t activations = 0, bytes = 0, stash = 0;
+
+  Amounts operator+(const Amounts& other) const {
+    return {activations + other.activations, bytes + other.bytes, stash + other.stash};
+  }
+  Amounts operator-() const { return {-activations, -bytes, -stash}; }
+  bool operator==(const Amounts&) const = default;
+};
+
+/// Amounts that the instructions of a plan take and give back.
+class Lives {
  public:
-  MemoryWalk(const Plan& plan, const CostModel& costs)
-      : plan_(plan), recomputed_(plan), cells_(BytesOfCells(costs, recomputed_, plan.stages)) {
-    if (plan.layers > 0) weights_left_ = {plan.stages, plan.microbatches};
+  Lives(const Plan& plan, const CostModel& costs, const RecomputedCells& recomputed)
+      : plan_(plan), recomputed_(recomputed), cells_(BytesOfCells(costs, recomputed, plan.stages)) {
+    for (const CellBytes& cell : cells_)
+      stashes_.push_back({cell.stash, cell.stash, cell.kept_stash});
   }
 
-  void Run(const Program& program, MemoryFigures* figures) {
+  Amounts TakenBy(const Instruction& i) const {
+    Op op = i.op;
+    if (OperandsOf(op) == Operands::kLayer) {
+      if (!BeginsForward(i) && !recomputed_.Begins(i)) return {};
+      op = BeginsForward(i) ? Op::F : Op::R;
+    }
+    if (IsMessage(op)) return {};
+    const auto s = static_cast<size_t>(i.stage);
+    return {Taken(op, kOneActivation), Taken(op, cells_[s]), Taken(op, stashes_[s])};
+  }
+
+  /// All instructions of a program must be given, in its order.
+  Amounts GivenBy(const Instruction& i) {
+    Op op = i.op;
+    if (OperandsOf(op) == Operands::kLayer) {
+      if (recomputed_.Has(i.stage, i.microbatch) && EndsForward(plan_, i)) {
+        op = Op::F;
+      } else if (EndsBackward(i)) {
+        op = Op::B;
+      } else if (EndsWeights(i)) {
+        op = Op::W;
+      } else {
+        return {};
+      }
+    }
+    if (IsMessage(op)) return {};
+    const auto s = static_cast<size_t>(i.stage), back = static_cast<size_t>(BackStage(i));
+    const bool again = HasForward(op) && recomputed_.Has(i.stage, i.microbatch);
+    return {Given(op, kOneActivation, kOneActivation, again),
+            Given(op, cells_[s], cells_[back], again),
+            Given(op, stashes_[s], stashes_[back], again)};
+  }
+
+ private:
+  /// True for the last weight part of a chunk.
+  bool EndsWeights(const Instruction& i) {
+    if (i.op != Op::MLP_W && i.op != Op::ATTN_W) return false;
+    const auto left =
+        weights_left_.try_emplace({i.stage, i.microbatch}, WeightParts(plan_, i.stage)).first;
+    if (--left->second > 0) return false;
+    weights_left_.erase(left);
+    return true;
+  }
+
+  const Plan& plan_;
+  const RecomputedCells& recomputed_;
+  const std::vector<CellBytes> cells_;               // by stage
+  std::vector<CellBytes> stashes_;                   // the same of what is held up to W
+  std::map<std::pair<int, int>, int> weights_left_;  // parts, of chunks under way
+};
+
+/// Most that a rank may hold when an instruction has begun, however long others take. Whatever
+/// takes memory begins after all that stands before it on the compute lane, and program order is
+/// that of the compute lane. The end of a life on another lane counts once something has waited for
+/// it.
+class MemoryWalk {
+ public:
+  MemoryWalk(const Plan& plan, const CostModel& costs, const RecomputedCells& recomputed)
+      : lanes_(plan.level >= Level::kComponent), lives_(plan, costs, recomputed) {}
+
+  /// Calls visit(index, Amounts) for every instruction that takes memory, of those with a time.
+  template <typename Visit>
+  void Run(const Program& program, const std::vector<Span>* spans, const Visit& visit) {
     held_ = {};
-    ending_.clear();
+    exchanges_.clear();
+    offloads_.clear();
+    gone_ = {{}};
+    known_ = known_to_reload_ = 0;
     for (size_t index = 0; index < program.size(); ++index) {
+      if (spans != nullptr && (*spans)[index].start < 0) continue;  // never runs
       const Instruction& i = program[index];
-      const bool whole = OperandsOf(i.op) != Operands::kLayer;
-      if (!ending_.empty()) EndForwards(program, index);
-      if (whole ? HasForward(i.op) : BeginsForward(i)) Begin(i);
-      if (whole ? i.op == Op::R : recomputed_.Begins(i)) Hold(1, i.stage);
-      if (Sum(held_) > figures->peak) {
-        figures->arenas = held_;
-        figures->peak = Sum(held_);
-        figures->peak_index = static_cast<int>(index);
-      }
-      if (recomputed_.any() && HasForward(i.op) && recomputed_.Has(i.stage, i.microbatch)) {
-        Hold(-1, i.stage);
-      }
-      if (!whole && recomputed_.Has(i.stage, i.microbatch) && EndsForward(plan_, i)) {
-        if (LaneOf(i.op) == Lane::kAllToAll) {
-          ending_.push_back(index);
-        } else {
-          Hold(-1, i.stage);
-        }
-      }
-      if (whole ? HasBackward(i.op) : EndsBackward(i)) {
-        const CellBytes& bytes = BytesOf(BackStage(i));
-        At(Arena::kActivation) -= bytes.activation - bytes.stash;
-      }
-      if (whole ? HasWeight(i.op) : EndsWeights(i)) {
-        At(Arena::kStash) -= BytesOf(BackStage(i)).stash;
+      if (!exchanges_.empty()) EndExchanges(program, index);
+      const size_t known = !lanes_ ? offloads_.size() : offloads_.empty() ? 0 : Known(i);
+      const Amounts taken = lives_.TakenBy(i), given = lives_.GivenBy(i);
+      held_ = held_ + taken;
+      if (taken != Amounts()) visit(static_cast<int>(index), held_ + -gone_[known]);
+      if (given == Amounts()) continue;
+      if (i.op == Op::OFFLOAD) {
+        offloads_.push_back(static_cast<int>(index));
+        gone_.push_back(gone_.back() + given);
+      } else if (LaneOf(i.op) == Lane::kAllToAll) {
+        exchanges_.push_back({index, given});
+      } else {
+        held_ = held_ + -given;
       }
     }
   }
 
  private:
-  int64_t& At(Arena arena) { return held_[static_cast<size_t>(arena)]; }
-
-  const CellBytes& BytesOf(int stage) const { return cells_[static_cast<size_t>(stage)]; }
-
-  void Begin(const Instruction& i) {
-    const CellBytes& bytes = BytesOf(i.stage);
-    At(Arena::kActivation) += bytes.activation - bytes.stash;
-    At(Arena::kStash) += bytes.stash;
-    if (plan_.layers > 0) weights_left_(i.stage, i.microbatch) = WeightParts(plan_, i.stage);
-  }
-
-  /// Drops what forwards that are recomputed leave, once they are known to have ended: they do on
-  /// the all-to-all lane, beside which the compute lane goes on until it waits for it.
-  void EndForwards(const Program& program, size_t index) {
+  /// Forwards that will run again end on the all-to-all lane, beside which the compute lane goes on
+  /// until it waits for it.
+  void EndExchanges(const Program& program, size_t index) {
     const Instruction& i = program[index];
     size_t known = LaneOf(i.op) == Lane::kAllToAll ? index : 0;  // of that lane all before it
     for (int k = 0; k < i.after_count; ++k) {
       const auto on = static_cast<size_t>(i.after[static_cast<size_t>(k)]);
       if (LaneOf(program[on].op) == Lane::kAllToAll) known = std::max(known, on + 1);
     }
-    const auto ended = std::lower_bound(ending_.begin(), ending_.end(), known);
-    for (auto end = ending_.begin(); end != ended; ++end) Hold(-1, program[*end].stage);
-    ending_.erase(ending_.begin(), ended);
+    std::erase_if(exchanges_, [&](const auto& exchange) {
+      if (exchange.first >= known) return false;
+      held_ = held_ + -exchange.second;
+      return true;
+    });
   }
 
-  /// Bytes that a recomputed chunk makes again (1) or drops after its first forward (-1).
-  void Hold(int sign, int stage) {
-    const CellBytes& bytes = BytesOf(stage);
-    const int64_t kept = bytes.input - bytes.kept_stash;
-    At(Arena::kActivation) += sign * (bytes.activation - bytes.stash - kept);
-    At(Arena::kStash) += sign * (bytes.stash - bytes.kept_stash);
+  /// OFFLOADs that have ended when this begins: its lane or RELOAD has waited for them.
+  size_t Known(const Instruction& i) {
+    if (IsMessage(i.op) || i.op == Op::OFFLOAD) return known_;
+    size_t& known = i.op == Op::RELOAD ? known_to_reload_ : known_;
+    known = std::max(known, known_);
+    for (int k = 0; k < i.after_count; ++k) {
+      const auto next =
+          std::upper_bound(offloads_.begin(), offloads_.end(), i.after[static_cast<size_t>(k)]);
+      if (next == offloads_.begin() || *(next - 1) != i.after[static_cast<size_t>(k)]) continue;
+      known = std::max(known, static_cast<size_t>(next - offloads_.begin()));
+    }
+    return known;
   }
 
-  /// True for the last weight part of a chunk.
-  bool EndsWeights(const Instruction& i) {
-    return (i.op == Op::MLP_W || i.op == Op::ATTN_W) && --weights_left_(i.stage, i.microbatch) == 0;
-  }
-
-  const Plan& plan_;
-  const RecomputedCells recomputed_;
-  const std::vector<CellBytes> cells_;  // by stage
-  Arenas held_{};
-  std::vector<size_t> ending_;  // COMBINE_F of forwards that are recomputed
-  Grid<int> weights_left_;
+  const bool lanes_;
+  Lives lives_;
+  Amounts held_;                                       // but for what left with OFFLOAD
+  std::vector<std::pair<size_t, Amounts>> exchanges_;  // COMBINE_F that are not known to have ended
+  std::vector<int> offloads_;
+  std::vector<Amounts> gone_;  // with so many OFFLOADs
+  size_t known_ = 0, known_to_reload_ = 0;
 };
 
 /// The arenas, and the instruction at which most bytes of them are in use.
@@ -166,49 +223,18 @@ void Place(const std::vector<Slot>& slots, size_t instructions, MemoryFigures* f
 }
 
 /// The changes of rank r in the order of time, given when its instructions run.
-std::vector<MemoryChange> ChangesOf(const Plan& plan, const CostModel& costs,
-                                    const RecomputedCells& recomputed, size_t r,
-                                    const std::vector<Span>& spans) {
-  const std::vector<CellBytes> cells = BytesOfCells(costs, recomputed, plan.stages);
-  const Program& program = plan.programs[r];
+std::vector<MemoryChange> ChangesOf(const Program& program, const std::vector<Span>& spans,
+                                    Lives* lives) {
   std::vector<MemoryChange> changes;
-  // Weight parts seen of a chunk, and the end of the latest.
-  std::map<std::pair<int, int>, std::pair<int, Time>> weights;
   for (size_t at = 0; at < program.size(); ++at) {
     if (spans[at].start < 0) continue;  // never runs
-    const Instruction& i = program[at];
-    const CellBytes& memory = cells[static_cast<size_t>(i.stage)];
-    const CellBytes& back = cells[static_cast<size_t>(BackStage(i))];
-    const auto begin = [&](int64_t bytes, int64_t stash) {
-      changes.push_back({spans[at].start, static_cast<int>(at), false, 1, bytes, stash});
+    const auto add = [&](Time time, bool end, const Amounts& by) {
+      if (by == Amounts()) return;
+      changes.push_back(
+          {time, static_cast<int>(at), end, static_cast<int>(by.activations), by.bytes, by.stash});
     };
-    const auto end = [&](Time time, int activations, int64_t bytes, int64_t stash) {
-      changes.push_back({time, static_cast<int>(at), true, activations, bytes, stash});
-    };
-    const int64_t kept = memory.kept_stash;
-    if (HasForward(i.op) || BeginsForward(i) || i.op == Op::RELOAD) {
-      begin(memory.activation, memory.stash);
-    }
-    if (i.op == Op::OFFLOAD) end(spans[at].end, -1, -memory.activation, -memory.stash);
-    // REDUCE and STEP have no micro-batch.
-    if ((HasForward(i.op) || (i.layer >= 0 && EndsForward(plan, i))) &&
-        recomputed.Has(i.stage, i.microbatch)) {
-      end(spans[at].end, -1, memory.input - memory.activation, kept - memory.stash);
-    }
-    if (i.op == Op::R || recomputed.Begins(i)) {
-      begin(memory.activation - memory.input, memory.stash - kept);
-    }
-    if (HasBackward(i.op) || EndsBackward(i)) {
-      end(spans[at].end, 0, back.stash - back.activation, 0);
-    }
-    const bool part = i.op == Op::MLP_W || i.op == Op::ATTN_W;
-    if (!part && !HasWeight(i.op)) continue;
-    auto& [seen, weighed] = weights[{BackStage(i), BackMicrobatch(i)}];
-    weighed = std::max(weighed, spans[at].end);
-    if (!part || ++seen == WeightParts(plan, i.stage)) {
-      end(weighed, -1, -back.stash, -back.stash);
-      weights.erase({BackStage(i), BackMicrobatch(i)});
-    }
+    add(spans[at].start, false, lives->TakenBy(program[at]));
+    add(spans[at].end, true, -lives->GivenBy(program[at]));
   }
   std::sort(changes.begin(), changes.end(), [](const MemoryChange& a, const MemoryChange& b) {
     return std::tie(a.time, a.index, a.end) < std::tie(b.time, b.index, b.end);
@@ -235,20 +261,6 @@ std::vector<MemoryChange> ChangesOfSlots(const std::vector<Slot>& slots,
   std::stable_sort(changes.begin(), changes.end(),
                    [](const MemoryChange& a, const MemoryChange& b) { return a.time < b.time; });
   return changes;
-}
-
-/// The arenas at the peak of a rank whose copies run beside its compute lane, so that the order of
-/// its program is not that in time.
-void FollowInTime(const std::vector<MemoryChange>& changes, MemoryFigures* figures) {
-  int64_t bytes = 0, stash = 0;
-  for (const MemoryChange& change : changes) {
-    bytes += change.bytes;
-    stash += change.stash;
-    if (bytes <= figures->peak) continue;
-    figures->arenas = {bytes - stash, stash, 0, 0};
-    figures->peak = bytes;
-    figures->peak_index = change.index;
-  }
 }
 
 /// Bytes of one message to and from each neighbour of a rank: the largest of each directed edge.
@@ -313,21 +325,20 @@ std::vector<int64_t> RoomForActivations(const Plan& frame, const CostModel& cost
 
 std::vector<MemoryFigures> MemoryOf(const Plan& plan, const CostModel& costs) {
   std::vector<MemoryFigures> ranks = FixedOf(plan, costs);
-  if (plan.slots.empty() && OffloadedCells(plan).any()) {
-    const Timeline timeline = Simulate(plan, costs).timeline;
-    const RecomputedCells recomputed(plan);
-    for (size_t r = 0; r < ranks.size(); ++r) {
-      FollowInTime(ChangesOf(plan, costs, recomputed, r, timeline.ranks[r]), &ranks[r]);
-    }
-    return ranks;
-  }
-  MemoryWalk walk(plan, costs);
+  const RecomputedCells recomputed(plan);
+  MemoryWalk walk(plan, costs, recomputed);
   for (size_t r = 0; r < ranks.size(); ++r) {
-    if (plan.slots.empty()) {
-      walk.Run(plan.programs[r], &ranks[r]);
-    } else {
-      Place(plan.slots[r], plan.programs[r].size(), &ranks[r]);
+    MemoryFigures& figures = ranks[r];
+    if (!plan.slots.empty()) {
+      Place(plan.slots[r], plan.programs[r].size(), &figures);
+      continue;
     }
+    walk.Run(plan.programs[r], nullptr, [&figures](int index, const Amounts& held) {
+      if (held.bytes <= figures.peak) return;
+      figures.arenas = {held.bytes - held.stash, held.stash, 0, 0};
+      figures.peak = held.bytes;
+      figures.peak_index = index;
+    });
   }
   return ranks;
 }
@@ -335,10 +346,11 @@ std::vector<MemoryFigures> MemoryOf(const Plan& plan, const CostModel& costs) {
 std::vector<std::vector<MemoryChange>> MemoryChanges(const Plan& plan, const CostModel& costs,
                                                      const Timeline& timeline) {
   const RecomputedCells recomputed(plan);
+  Lives lives(plan, costs, recomputed);
   std::vector<std::vector<MemoryChange>> ranks;
   for (size_t r = 0; r < plan.programs.size(); ++r) {
     const std::vector<Span>& spans = timeline.ranks[r];
-    ranks.push_back(plan.slots.empty() ? ChangesOf(plan, costs, recomputed, r, spans)
+    ranks.push_back(plan.slots.empty() ? ChangesOf(plan.programs[r], spans, &lives)
                                        : ChangesOfSlots(plan.slots[r], spans));
   }
   return ranks;
@@ -374,10 +386,10 @@ std::string Breakdown(const MemoryFigures& figures) {
 std::vector<Held> HeldOverTime(const Plan& plan, const CostModel& costs,
                                const RecomputedCells& recomputed, const Timeline& timeline, int r) {
   const auto rank = static_cast<size_t>(r);
+  Lives lives(plan, costs, recomputed);
   std::vector<Held> held;
   Held now;
-  for (const MemoryChange& change :
-       ChangesOf(plan, costs, recomputed, rank, timeline.ranks[rank])) {
+  for (const MemoryChange& change : ChangesOf(plan.programs[rank], timeline.ranks[rank], &lives)) {
     now = {change.time, now.activations + change.activations, now.bytes + change.bytes};
     held.push_back(now);
   }
@@ -387,17 +399,14 @@ std::vector<Held> HeldOverTime(const Plan& plan, const CostModel& costs,
 void FollowActivations(const Plan& plan, const CostModel& costs, const RecomputedCells& recomputed,
                        size_t r, const std::vector<Span>& spans, RankFigures* figures) {
   const bool in_bytes = costs.memory && costs.memory->activation_bytes > 0;
-  int activations = 0;
-  int64_t bytes = 0;
-  for (const MemoryChange& change : ChangesOf(plan, costs, recomputed, r, spans)) {
-    activations += change.activations;
-    bytes += change.bytes;
-    const bool more_bytes = bytes > figures->peak_bytes;
-    const bool more = activations > figures->peak_activations;
-    if (more_bytes || (more && !in_bytes)) figures->peak_index = change.index;
-    figures->peak_bytes = std::max(figures->peak_bytes, bytes);
-    figures->peak_activations = std::max(figures->peak_activations, activations);
-  }
+  const auto raise = [&](int index, const Amounts& held) {
+    const bool more_bytes = held.bytes > figures->peak_bytes;
+    const bool more = held.activations > figures->peak_activations;
+    if (more_bytes || (more && !in_bytes)) figures->peak_index = index;
+    figures->peak_bytes = std::max(figures->peak_bytes, held.bytes);
+    if (more) figures->peak_activations = static_cast<int>(held.activations);
+  };
+  MemoryWalk(plan, costs, recomputed).Run(plan.programs[r], &spans, raise);
 }
 
 }  // namespace contraflow

@@ -9,6 +9,7 @@
 
 #include "compiler/plan/error.h"
 #include "compiler/plan/grid.h"
+#include "compiler/plan/rank_memory.h"
 #include "compiler/plan/recompute_cost.h"
 #include "compiler/simulate/engine.h"
 
@@ -31,7 +32,6 @@ class Simulator {
         explicit_messages_(plan.level != Level::kCompute),
         recomputed_(plan),
         offloaded_(plan),
-        keep_(keep),
         cells_(BytesOfCells(costs, recomputed_, plan.stages)),
         f_end_(plan.stages, plan.microbatches, kUnset),
         b_end_(plan.stages, plan.microbatches, kUnset),
@@ -43,8 +43,7 @@ class Simulator {
     result_.timeline.unit = costs.unit;
     CheckHostCost(costs, offloaded_.any() && measured == nullptr);
     if (offloaded_.any()) offload_end_ = reload_end_ = f_end_;
-    // The amount held follows from all times where copies run beside the compute lane.
-    if (keep == Keep::kFigures && !offloaded_.any()) return;
+    if (keep == Keep::kFigures) return;
     result_.timeline.ranks.resize(rank_.size());
     for (size_t r = 0; r < rank_.size(); ++r) {
       result_.timeline.ranks[r].resize(plan.programs[r].size());
@@ -78,10 +77,6 @@ class Simulator {
       if (static_cast<size_t>(at.index) < plan_.program(r).size()) engine_.Stuck(at);
     }
     ReceiveLate();
-    for (size_t r = 0; r < rank_.size() && offloaded_.any(); ++r) {
-      FollowActivations(plan_, costs_, recomputed_, r, timeline[r], &result_.ranks[r]);
-    }
-    if (keep_ == Keep::kFigures) timeline = {};
     SumUp(&result_);
     return std::move(result_);
   }
@@ -91,8 +86,7 @@ class Simulator {
     Time lane_free = 0;  // when its compute lane is free
     Time offload_free = 0, reload_free = 0;
     bool computed = false;
-    int activations = 0;
-    int64_t bytes = 0;
+    RankMemory activations, bytes;
   };
 
   /// Runs one instruction if all it needs is there.
@@ -135,7 +129,7 @@ class Simulator {
       ready = std::max(ready, made);
     }
     Occupy(r, ready, durations_.Of(engine_.At(r), i), span);
-    if (!offloaded_.any()) Remember(r, i);
+    Remember(r, i);
     if (HasForward(i.op)) {
       f_end_(i.stage, i.microbatch) = span->end;
       if (!explicit_messages_ && i.stage + 1 < plan_.stages) {
@@ -193,32 +187,21 @@ class Simulator {
     figures.last_end = std::max(figures.last_end, span->end);
   }
 
-  /// Follows the activations through one compute instruction.
+  /// Follows the activations through one instruction.
   void Remember(int r, const Instruction& i) {
     RankState& state = rank_[static_cast<size_t>(r)];
     RankFigures& figures = result_.ranks[static_cast<size_t>(r)];
     const CellBytes& own = cells_[static_cast<size_t>(i.stage)];
-    const CellBytes& back = cells_[static_cast<size_t>(BackStage(i))];
-    if (HasForward(i.op) || i.op == Op::R) {
-      ++state.activations;
-      state.bytes += own.activation - (i.op == Op::R ? own.input : 0);
-      const bool more_bytes = state.bytes > figures.peak_bytes;
-      const bool more = state.activations > figures.peak_activations;
-      if (more_bytes || (more && own.activation == 0)) {
-        figures.peak_index = engine_.At(r).index;
-      }
-      figures.peak_bytes = std::max(figures.peak_bytes, state.bytes);
-      figures.peak_activations = std::max(figures.peak_activations, state.activations);
-    }
-    if (HasForward(i.op) && recomputed_.Has(i.stage, i.microbatch)) {
-      --state.activations;
-      state.bytes -= own.activation - own.input;
-    }
-    if (HasBackward(i.op)) state.bytes -= back.activation - back.stash;
-    if (HasWeight(i.op)) {
-      state.bytes -= back.stash;
-      --state.activations;
-    }
+    state.activations.Begin(i.op, kOneActivation);
+    state.bytes.Begin(i.op, own);
+    const bool more_bytes = state.bytes.peak() > figures.peak_bytes;
+    const bool more = state.activations.peak() > figures.peak_activations;
+    if (more_bytes || (more && own.activation == 0)) figures.peak_index = engine_.At(r).index;
+    figures.peak_bytes = state.bytes.peak();
+    figures.peak_activations = static_cast<int>(state.activations.peak());
+    const bool again = HasForward(i.op) && recomputed_.Has(i.stage, i.microbatch);
+    state.activations.End(i.op, kOneActivation, kOneActivation, again);
+    state.bytes.End(i.op, own, cells_[static_cast<size_t>(BackStage(i))], again);
   }
 
   /// A message between stages s and s + 1 leaves `from` at `ready` at the earliest; wakes the
@@ -271,6 +254,7 @@ class Simulator {
     Time& free = rank_[static_cast<size_t>(r)].offload_free;
     *span = Copy(r, i, std::max(free, made));
     offload_end_(i.stage, i.microbatch) = free = span->end;
+    Remember(r, i);
     return true;
   }
 
@@ -282,6 +266,7 @@ class Simulator {
     RankState& state = rank_[static_cast<size_t>(r)];
     *span = Copy(r, i, std::max({state.reload_free, state.offload_free, state.lane_free}));
     reload_end_(i.stage, i.microbatch) = state.reload_free = span->end;
+    Remember(r, i);
     return true;
   }
 
@@ -320,7 +305,6 @@ class Simulator {
   const bool explicit_messages_;
   const RecomputedCells recomputed_;
   const OffloadedCells offloaded_;
-  const Keep keep_;
   const std::vector<CellBytes> cells_;  // by stage
   Grid<Time> f_end_, b_end_;
   Grid<Time> offload_end_, reload_end_;  // empty where nothing is offloaded

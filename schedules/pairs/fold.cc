@@ -9,8 +9,8 @@ namespace contraflow {
 namespace {
 
 bool Alike(const RouteStage& a, const RouteStage& b) {
-  return a.cost == b.cost && a.count == b.count && a.hop == b.hop && a.held == b.held &&
-         a.stash == b.stash && a.number == b.number;
+  return a.cost == b.cost && a.count == b.count && a.hop == b.hop && a.number == b.number &&
+         a.memory.activation == b.memory.activation && a.memory.stash == b.memory.stash;
 }
 
 /// The actions with the stages that `stage` gives for theirs.
@@ -36,8 +36,8 @@ void DoubleStage(int number, SearchProblem* problem) {
   }
   RouteStage& stage = problem->stages[static_cast<size_t>(number)];
   stage.cost = cost;
-  stage.held *= 2;
-  stage.stash *= 2;
+  stage.memory.activation *= 2;
+  stage.memory.stash *= 2;
 }
 
 }  // namespace

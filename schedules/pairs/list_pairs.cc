@@ -116,7 +116,8 @@ class PairLists {
   }
 
   bool HasRoom(const Rank& rank, int32_t stage) const {
-    return !problem_.limit || rank.held + problem_.stage(stage).held <= *problem_.limit;
+    return !problem_.limit ||
+           rank.held + problem_.stage(stage).memory.activation <= *problem_.limit;
   }
 
   /// The most that a pair of a forward and a backward that are there saves, and these.

@@ -88,7 +88,7 @@ class LoweredSearch {
   /// without one, what the fullest rank of the order holds.
   int CapOf(const ActionList& list, const std::vector<int64_t>& peak) const {
     const int64_t limit = problem_.limit.value_or(*std::max_element(peak.begin(), peak.end()));
-    int64_t held = 0, most = limit / std::max<int64_t>(problem_.stages[0].held, 1);
+    int64_t held = 0, most = limit / std::max<int64_t>(problem_.stages[0].memory.activation, 1);
     for (const Action& action : list) {
       held += HasForward(action.op);
       most = std::max(most, held);

@@ -117,7 +117,7 @@ class Filling {
         const std::optional<Time> ready = Ready(action);
         const bool waits = !ready || *ready - rank.lane >= duration * percent_ / 100 + 1;
         const bool full = HasForward(action.op) && problem_.limit &&
-                          rank.held + Of(action.stage).held > *problem_.limit;
+                          rank.held + problem_.Taken(action) > *problem_.limit;
         // Weight gradients of a stage run in the order of its micro-batches.
         const bool before = action.op == Op::FB && At(action.back).waiting > 0;
         weight = waits || full || before;
@@ -126,7 +126,7 @@ class Filling {
         rank.waiting.erase(rank.waiting.begin());
         --At(first).waiting;
         rank.lane += duration;
-        rank.held -= Of(first).stash;
+        rank.held -= problem_.Given({Op::W, first});
         list->push_back({Op::W, first});
         return;
       }
@@ -136,22 +136,18 @@ class Filling {
     const Time start = std::max(rank.lane, *Ready(action));
     rank.lane = start + problem_.Duration(action, 0, 0);
     list->push_back(action);
+    rank.held += problem_.Taken(action) - problem_.Given(action);
     if (HasForward(action.op)) {
       Done& done = At(action.stage);
       done.f_end[done.f++] = rank.lane;
-      rank.held += Of(action.stage).held;
     }
     if (!HasBackward(action.op)) return;
     const int32_t own = BackStage(action);
     Done& done = At(own);
     done.b_end[done.b++] = rank.lane;
-    rank.held -= Of(own).held - Of(own).stash;
-    if (action.op == Op::FB) {
-      rank.held -= Of(own).stash;
-    } else {
-      rank.waiting.push_back(own);
-      ++done.waiting;
-    }
+    if (action.op == Op::FB) return;
+    rank.waiting.push_back(own);
+    ++done.waiting;
   }
 
   const SearchProblem& problem_;

@@ -39,11 +39,11 @@ class RoomiestSearch {
       const LayerCost& layer = spec.costs.layers[static_cast<size_t>(layers->kind(i))];
       activation_.push_back(activation_.back() + layer.activation_bytes);
     }
-    // Messages are as large as the largest, and so is the input of any stage.
+    // Messages are as large as the largest, and so is the input of any stage but the first.
     const CostModel even = layers->Make(EvenPartition(count_, frame.stages));
-    input_ = recomputes_ ? InputBytes(even, 0).value_or(kUnlimited) : kUnlimited;
-    for (int s = 0; s < frame.stages; ++s) {
-      if (recomputes_) input_ = std::max(input_, InputBytes(even, s).value_or(0));
+    for (int s = 0; s < frame.stages && recomputes_; ++s) {
+      int64_t& input = s == 0 ? first_input_ : input_;
+      input = std::max(input, InputBytes(even, s).value_or(kUnlimited));
     }
     workspace_ = even.memory ? even.memory->workspace_bytes : 0;
     // Bytes beside the stages, workspace and messages.
@@ -96,7 +96,7 @@ class RoomiestSearch {
       const auto here = static_cast<size_t>(rank);
       int64_t& kept = held->kept[route][here];
       held->peak = std::max(held->peak, kept + whole);
-      kept += std::min(whole, input_);
+      kept += recomputes_ ? std::min(whole, s == 0 ? first_input_ : input_) : whole;
       // A stage that both routes have there has one copy.
       if (rank != before) held->fixed[here] += fixed;
       before = rank;
@@ -170,7 +170,7 @@ class RoomiestSearch {
   const Plan alone_;
   std::vector<int64_t> activation_;             // of the layers before the i-th
   std::unordered_map<int64_t, int64_t> fixed_;  // by first and last layer
-  int64_t input_ = 0, workspace_ = 0;
+  int64_t first_input_ = 0, input_ = 0, workspace_ = 0;
   std::vector<int64_t> beside_;  // by rank
   Roominess best_;
   Partition chosen_;

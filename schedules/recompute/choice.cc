@@ -14,6 +14,7 @@
 
 #include "compiler/plan/error.h"
 #include "compiler/plan/plan.h"
+#include "compiler/plan/rank_memory.h"
 #include "compiler/plan/recompute_cost.h"
 #include "schedules/recompute/recompute.h"
 
@@ -61,7 +62,7 @@ class RankPeak {
 
   /// R being directly before the backward.
   int64_t With(const Chosen& chosen) const {
-    int64_t held = 0, peak = 0;
+    RankMemory memory;
     const auto bytes_of = [&](int stage) -> const CellBytes& {
       const auto s = static_cast<size_t>(stage);
       return options_[s][chosen[s]].bytes;
@@ -70,15 +71,11 @@ class RankPeak {
       const CellBytes& own = bytes_of(i.stage);
       const CellBytes& back = bytes_of(BackStage(i));
       // A chunk that is not recomputed keeps all of it as its input.
-      if (HasBackward(i.op)) peak = std::max(peak, held += back.activation - back.input);
-      if (HasForward(i.op)) {
-        peak = std::max(peak, held += own.activation);
-        held -= own.activation - own.input;
-      }
-      if (HasBackward(i.op)) held -= back.activation - back.stash;
-      if (HasWeight(i.op)) held -= back.stash;
+      if (HasBackward(i.op)) memory.Begin(Op::R, back);
+      memory.Begin(i.op, own);
+      memory.End(i.op, own, back, true);
     }
-    return peak;
+    return memory.peak();
   }
 
  private:

@@ -1,20 +1,22 @@
 // Activations that a forward keeps can wait for its backward in the memory of the host
 // (PipeOffload, arXiv 2503.01328). The link copies beside the compute lane, so this costs no time
 // as long as it keeps up. Ranks share neither memory nor link: each is looked at alone, in the
-// times of the order as it is. OFFLOAD begins when F has ended and stands where it has ended, for
-// what takes memory behind it waits. RELOADs are laid from the last backward to the first, each as
-// late as its backward and the RELOAD behind it allow.
+// times of the order as it is. OFFLOAD begins when F has ended. All that takes memory after it
+// waits for it, so it stands after all that begins before it has ended. RELOADs are laid from the
+// last backward to the first, each as late as its backward and the RELOAD after it allow. Limits
+// hold by the order of the program alone, however long copies take.
 
 #include "schedules/recompute/offload.h"
 
 #include <algorithm>
 #include <limits>
-#include <tuple>
+#include <map>
+#include <optional>
 #include <utility>
 
 #include "compiler/plan/error.h"
 #include "compiler/plan/memory_limit.h"
-#include "compiler/plan/recompute_cost.h"
+#include "compiler/plan/rank_memory.h"
 #include "compiler/simulate/simulate.h"
 
 namespace contraflow {
@@ -29,41 +31,23 @@ class RankOffload {
               const RecomputedCells& recomputed, const std::vector<CellBytes>& cells)
       : program_(program), spans_(spans) {
     const bool in_bytes = MemoryLimit(costs).bytes();
-    std::vector<std::tuple<int, int, size_t>> begun;  // stage, micro-batch, cell; not ended yet
-    const auto find = [&](int stage, int m) {
-      const auto found = std::find_if(begun.begin(), begun.end(), [&](const auto& cell) {
-        return std::get<0>(cell) == stage && std::get<1>(cell) == m;
-      });
-      CF_ASSERT(found != begun.end());
-      return found;
-    };
+    std::map<std::pair<int, int>, size_t> cell_of;  // by stage and micro-batch
     const auto bytes_of = [&](int stage) {
-      const CellBytes none = {.activation = 1, .stash = 1};
-      return in_bytes ? cells[static_cast<size_t>(stage)] : none;
+      return in_bytes ? cells[static_cast<size_t>(stage)] : kOneActivation;
     };
     for (size_t at = 0; at < program.size(); ++at) {
       const Instruction& i = program[at];
-      const CellBytes own = bytes_of(i.stage), back = bytes_of(BackStage(i));
-      const Time start = spans[at].start, end = spans[at].end;
-      const bool again = recomputed.Has(i.stage, i.microbatch);
-      const auto change = [&](Time time, bool ends, int64_t bytes) {
-        changes_.push_back({time, 4 * at + 2, ends, bytes});
-      };
+      const CellBytes own = bytes_of(i.stage);
+      const bool again = HasForward(i.op) && recomputed.Has(i.stage, i.microbatch);
+      taken_.push_back(Taken(i.op, own));
+      given_.push_back(Given(i.op, own, bytes_of(BackStage(i)), again));
+      if (HasForward(i.op) || i.op == Op::R) takers_.push_back(at);
       if (HasForward(i.op)) {
-        change(start, false, own.activation);
-        if (again) change(end, true, own.input - own.activation);
-        begun.push_back({i.stage, i.microbatch, cells_.size()});
+        cell_of[{i.stage, i.microbatch}] = cells_.size();
         const Time copy = costs.Duration(CellOp(Op::OFFLOAD, i.stage, i.microbatch));
         cells_.push_back({.f = at, .copy = copy, .bytes = own.activation, .fixed = again});
       }
-      if (i.op == Op::R) change(start, false, own.activation - own.input);
-      if (HasBackward(i.op)) {
-        const auto cell = find(BackStage(i), BackMicrobatch(i));
-        cells_[std::get<2>(*cell)].b = at;
-        begun.erase(cell);
-        change(end, true, back.stash - back.activation);
-      }
-      if (HasWeight(i.op)) change(end, true, -back.stash);
+      if (HasBackward(i.op)) cells_[cell_of.at({BackStage(i), BackMicrobatch(i)})].b = at;
     }
     for (size_t c = 0; c < cells_.size(); ++c) by_backward_.push_back(c);
     std::sort(by_backward_.begin(), by_backward_.end(),
@@ -89,9 +73,9 @@ class RankOffload {
   /// Offloads until the rank holds no more than the limit; false if it does not come to that.
   bool Fit(int64_t limit) {
     for (;;) {
-      const auto [time, place] = FirstOver(limit);
-      if (place == kNone) return true;
-      if (!AddFor(time)) return false;
+      const std::optional<Place> over = FirstOver(limit);
+      if (!over) return true;
+      if (!AddFor(*over)) return false;
     }
   }
 
@@ -99,108 +83,105 @@ class RankOffload {
   void Squeeze(int64_t limit);
 
   Program Run() const {
-    std::vector<std::vector<std::pair<Op, size_t>>> before = squeezed_;
-    before.resize(program_.size() + 1);
-    for (const size_t c : by_backward_) {
-      if (cells_[c].away) before[cells_[c].reload_at].push_back({Op::RELOAD, c});
-    }
-    for (size_t c = 0; c < cells_.size(); ++c) {
-      if (cells_[c].away) before[cells_[c].offload_at].push_back({Op::OFFLOAD, c});
-    }
     Program program;
+    auto copy = copies_.begin();
     for (size_t at = 0; at < program_.size(); ++at) {
-      for (const auto& [op, c] : before[at]) program.push_back(CopyOf(op, c));
+      for (; copy != copies_.end() && copy->place.at == at; ++copy) {
+        const Instruction& f = program_[cells_[copy->cell].f];
+        program.push_back(CellOp(copy->op, f.stage, f.microbatch));
+      }
       program.push_back(program_[at]);
     }
     return program;
   }
 
  private:
+  /// Place in the order of copies: before an instruction and, of those there, by time.
+  struct Place {
+    size_t at = 0;
+    Time time = 0;  // of OFFLOAD its end, of RELOAD its latest start
+
+    auto operator<=>(const Place&) const = default;
+  };
   struct Cell {
     size_t f, b = kNone;  // instructions
     Time copy;
     int64_t bytes;
     bool fixed;  // recomputed: it holds its input alone anyway
     bool away = false;
-    Time offload_end = 0, reload = 0;      // if it is: gone from the one up to the other
-    size_t offload_at = 0, reload_at = 0;  // the instructions that they stand before
+    Place offload = {}, reload = {};  // if it is
   };
-  /// Change as the simulation has it: at one time in the order of the program.
-  struct Change {
-    Time time;
-    size_t place;
-    bool ends;
-    int64_t bytes;
-
-    bool operator<(const Change& other) const {
-      return std::tie(time, place, ends) < std::tie(other.time, other.place, other.ends);
-    }
+  struct Copy {
+    Place place;
+    Op op;
+    size_t cell;
   };
 
-  Instruction CopyOf(Op op, size_t cell) const {
-    const Instruction& f = program_[cells_[cell].f];
-    return CellOp(op, f.stage, f.microbatch);
-  }
-
-  /// Gives all that is away its times; false if something is not back in time.
+  /// Gives all that is away its places; false if something is not back in time.
   bool Lay() {
-    Time free = 0;
-    for (Cell& c : cells_) {
-      if (c.away) c.offload_end = free = std::max(free, spans_[c.f].end) + c.copy;
-    }
+    copies_.clear();
     Time latest = std::numeric_limits<Time>::max();
-    for (auto at = by_backward_.rbegin(); at != by_backward_.rend(); ++at) {
-      Cell& c = cells_[*at];
+    for (auto number = by_backward_.rbegin(); number != by_backward_.rend(); ++number) {
+      Cell& c = cells_[*number];
       if (!c.away) continue;
       latest = std::min(latest, spans_[c.b].start) - c.copy;
-      if (latest < c.offload_end) return false;
-      // It begins when what stands before it has ended: behind the last that has by then.
+      // It begins when what stands before it has ended: after the last that has by then.
       const auto later =
           std::partition_point(spans_.begin(), spans_.begin() + static_cast<std::ptrdiff_t>(c.b),
                                [latest](const Span& span) { return span.end <= latest; });
-      c.reload_at = static_cast<size_t>(later - spans_.begin());
-      // An instruction that takes memory after OFFLOAD waits for it: it stands where it has ended.
-      const auto gone = std::partition_point(
-          spans_.begin(), later, [&c](const Span& span) { return span.start < c.offload_end; });
-      c.offload_at = std::max(static_cast<size_t>(gone - spans_.begin()), c.f + 1);
-      if (c.offload_at >= c.reload_at) return false;
+      c.reload = {static_cast<size_t>(later - spans_.begin()), latest};
+      copies_.push_back({c.reload, Op::RELOAD, *number});
     }
-    // The copy before it may have ended earlier.
-    free = 0;
-    for (const size_t number : by_backward_) {
+    std::reverse(copies_.begin(), copies_.end());
+    const std::vector<Copy> reloads = copies_;
+    Time end = 0;
+    for (size_t number = 0; number < cells_.size(); ++number) {
       Cell& c = cells_[number];
       if (!c.away) continue;
-      const Time turn = c.reload_at > 0 ? spans_[c.reload_at - 1].end : 0;
-      c.reload = std::max({free, turn, c.offload_end});
-      free = c.reload + c.copy;
+      end = std::max(end, spans_[c.f].end) + c.copy;
+      // All that takes memory after OFFLOAD waits for it: it stands after all that must not wait.
+      size_t at = c.f + 1;
+      const auto taker = std::partition_point(takers_.begin(), takers_.end(),
+                                              [&](size_t t) { return spans_[t].start < end; });
+      if (taker != takers_.begin()) at = std::max(at, *(taker - 1) + 1);
+      const auto reload =
+          std::partition_point(reloads.begin(), reloads.end(),
+                               [&](const Copy& other) { return other.place.time < end; });
+      if (reload != reloads.begin()) at = std::max(at, (reload - 1)->place.at);
+      c.offload = {at, end};
+      if (c.offload.at > c.reload.at || end > c.reload.time) return false;
+      copies_.push_back({c.offload, Op::OFFLOAD, number});
     }
+    std::ranges::stable_sort(copies_, [](const Copy& a, const Copy& b) {
+      return std::pair(a.place, a.op) < std::pair(b.place, b.op);
+    });
     return true;
   }
 
-  /// When more than the limit is held for the first time, and by which change; kNone if never.
-  std::pair<Time, size_t> FirstOver(int64_t limit) const {
-    std::vector<Change> changes = changes_;
-    for (const Cell& c : cells_) {
-      if (!c.away) continue;
-      changes.push_back({c.offload_end, 4 * c.offload_at + 1, true, -c.bytes});
-      changes.push_back({c.reload, 4 * c.reload_at + 1, false, c.bytes});
-    }
-    std::sort(changes.begin(), changes.end());
+  /// Where more than the limit is held for the first time; nothing if it never is.
+  std::optional<Place> FirstOver(int64_t limit) const {
     int64_t held = 0;
-    for (const Change& change : changes) {
-      held += change.bytes;
-      if (held > limit) return {change.time, change.place};
+    auto copy = copies_.begin();
+    for (size_t at = 0; at < program_.size(); ++at) {
+      for (; copy != copies_.end() && copy->place.at == at; ++copy) {
+        held += (copy->op == Op::RELOAD ? 1 : -1) * cells_[copy->cell].bytes;
+        if (held > limit) return copy->place;
+      }
+      held += taken_[at];
+      if (held > limit) return Place{at, std::numeric_limits<Time>::max()};
+      held -= given_[at];
     }
-    return {0, kNone};
+    return std::nullopt;
   }
 
-  /// Offloads what is gone at this time and, of that, waits longest.
-  bool AddFor(Time time) {
+  /// Offloads a cell that is gone at this place: the one that waits longest.
+  bool AddFor(const Place& over) {
+    const Time time = std::min(over.time, spans_[over.at].start);
     for (auto at = by_backward_.rbegin(); at != by_backward_.rend(); ++at) {
       const Cell& c = cells_[*at];
       if (c.away || spans_[c.f].end + c.copy > time || spans_[c.b].start - c.copy <= time) continue;
       if (!Add(*at)) continue;
-      if (c.offload_end <= time && time < c.reload) return true;
+      if (c.offload <= over && over < c.reload) return true;
       Drop(*at);
     }
     return false;
@@ -232,25 +213,23 @@ class RankOffload {
 
   const Program& program_;
   const std::vector<Span>& spans_;
-  std::vector<std::vector<std::pair<Op, size_t>>> squeezed_;  // copies before each instruction
-  std::vector<Cell> cells_;                                   // in the order of their forwards
-  std::vector<size_t> by_backward_;  // their numbers, in the order of their backwards
-  std::vector<Change> changes_;      // if nothing is away
+  std::vector<int64_t> taken_, given_;  // by instruction
+  std::vector<size_t> takers_;          // F, FB and R, which wait for OFFLOADs
+  std::vector<Cell> cells_;             // in the order of their forwards
+  std::vector<size_t> by_backward_;     // their numbers, in the order of their backwards
+  std::vector<Copy> copies_;            // as they stand in the program
 };
 
 // Walks the program with what the rank holds. Where something takes memory that is not there, the
 // best victim is offloaded before it. A RELOAD is put in as soon as waiting for one more
 // instruction would make it late, if there is room for it, and at the latest before its backward.
 void RankOffload::Squeeze(int64_t limit) {
-  squeezed_.assign(program_.size(), {});
+  copies_.clear();
   std::vector<size_t> of_f(program_.size(), kNone), held, gone;  // gone: in the order of backwards
   for (size_t c = 0; c < cells_.size(); ++c) {
     cells_[c].away = false;
     of_f[cells_[c].f] = c;
   }
-  std::vector<int64_t> taken(program_.size(), 0), given(program_.size(), 0);
-  for (const Change& change : changes_)
-    (change.ends ? given : taken)[change.place / 4] += change.bytes;
   int64_t bytes = 0;
   Time link_free = 0;
   for (size_t at = 0; at < program_.size(); ++at) {
@@ -260,7 +239,7 @@ void RankOffload::Squeeze(int64_t limit) {
         if (victim == kNone) return;
         const Cell& c = cells_[victim];
         link_free = std::max(link_free, spans_[c.f].end) + c.copy;
-        squeezed_[at].push_back({Op::OFFLOAD, victim});
+        copies_.push_back({{at}, Op::OFFLOAD, victim});
         bytes -= c.bytes;
         std::erase(held, victim);
         gone.insert(std::upper_bound(gone.begin(), gone.end(), victim,
@@ -279,15 +258,15 @@ void RankOffload::Squeeze(int64_t limit) {
       const size_t back = gone.front();
       gone.erase(gone.begin());
       make_room(c.bytes);
-      squeezed_[at].push_back({Op::RELOAD, back});
+      copies_.push_back({{at}, Op::RELOAD, back});
       bytes += c.bytes;
       c.fixed = true;
       held.push_back(back);
     }
-    if (taken[at] > 0) make_room(taken[at]);
-    bytes += taken[at];
+    if (taken_[at] > 0) make_room(taken_[at]);
+    bytes += taken_[at];
     if (of_f[at] != kNone) held.push_back(of_f[at]);
-    bytes += given[at];
+    bytes -= given_[at];
     std::erase_if(held, [&](size_t c) { return cells_[c].b <= at; });
   }
 }

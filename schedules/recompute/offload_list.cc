@@ -44,8 +44,7 @@ OffloadList::OffloadList(const Plan& frame, const CostModel& costs,
         cell.b = costs.Duration(CellOp(Op::B, s, m));
         cell.w = costs.Duration(CellOp(Op::W, s, m));
         cell.copy = costs.Duration(CellOp(Op::OFFLOAD, s, m));
-        cell.activation = memory.bytes() ? costs.memory->activation(s) : 1;
-        cell.stash = memory.bytes() ? costs.memory->stash(s) : 1;
+        cell.memory = memory.bytes() ? BytesOfCell(costs, s, false) : kOneActivation;
         cell.rank = route.ranks[static_cast<size_t>(s)];
         cell.input_at = s == 0 ? 0 : kNever;
         cell.gradient_at = kNever;
@@ -113,24 +112,22 @@ void OffloadList::Decide(int r, Time now) {
 void OffloadList::Finish(Rank* rank, Time now) {
   if (rank->running >= 0 && rank->op_end <= now) {
     Cell& cell = cells_[static_cast<size_t>(rank->running)];
+    rank->held -= Given(rank->op, cell.memory, cell.memory);
     if (rank->op == Op::F) cell.where = Where::kHere;
     if (rank->op == Op::B) {
       cell.where = Where::kStash;
-      rank->held -= cell.activation - cell.stash;
       rank->stashes.push_back(rank->running);
     }
-    if (rank->op == Op::W) {
-      rank->held -= cell.stash;
-      --left_;
-    }
+    if (rank->op == Op::W) --left_;
     rank->running = -1;
     rank->freed = 0;
   }
   if (rank->leaving >= 0 && rank->leaving_end <= now) {
     Cell& cell = cells_[static_cast<size_t>(rank->leaving)];
     cell.where = Where::kAway;
-    rank->held -= cell.activation;
-    if (rank->running >= 0 && rank->op == Op::F) rank->freed += cell.activation;
+    const int64_t given = Given(Op::OFFLOAD, cell.memory, cell.memory);
+    rank->held -= given;
+    if (rank->running >= 0 && rank->op == Op::F) rank->freed += given;
     rank->gone.push_back(rank->leaving);
     rank->leaving = -1;
   }
@@ -204,15 +201,14 @@ void OffloadList::StartReturning(int r, Time now) {
   }
   if (next < 0) return;
   Cell& cell = cells_[static_cast<size_t>(next)];
-  if (rank.held + (forward ? rank.freed : 0) + cell.activation > limits_[static_cast<size_t>(r)]) {
-    return;
-  }
+  const int64_t taken = Taken(Op::RELOAD, cell.memory);
+  if (rank.held + (forward ? rank.freed : 0) + taken > limits_[static_cast<size_t>(r)]) return;
   if (forward && !cell.written) return;
   const bool sure = forced_ || rules_[static_cast<size_t>(r)].sure;
   if (sure && cell.gradient_at == kNever) return;
   if (!forced_ && now < first - cell.copy * rules_[static_cast<size_t>(r)].lead / 4) return;
   cell.where = Where::kReturning;
-  rank.held += cell.activation;
+  rank.held += taken;
   rank.returning = next;
   rank.returning_end = now + cell.copy;
   size_t place = rank.program.size() - (rank.running >= 0 ? 1 : 0);
@@ -256,7 +252,7 @@ bool OffloadList::StartForward(int r, Time now, Time backward) {
     const int c = At(line.stage, (*line.microbatches)[line.next]);
     const Cell& cell = cells_[static_cast<size_t>(c)];
     if (cell.input_at > now) continue;
-    int64_t need = rank.held + cell.activation;
+    int64_t need = rank.held + Taken(Op::F, cell.memory);
     if (need > limits_[static_cast<size_t>(r)]) continue;
     if (!forced_) {
       if (backward < now + cell.f * rule.patience / 4) continue;
@@ -265,7 +261,7 @@ bool OffloadList::StartForward(int r, Time now, Time backward) {
           const Cell& away = cells_[static_cast<size_t>(other)];
           if (away.where != Where::kAway) continue;
           if (Expected(other, now) - away.copy < now + cell.f) {
-            need += away.activation;
+            need += Taken(Op::RELOAD, away.memory);
             break;
           }
         }
@@ -299,6 +295,7 @@ void OffloadList::Start(int r, Op op, int c, Time now) {
     WriteGone(&rank, &place);
   }
   rank.program.push_back(CellOp(op, s, m));
+  rank.held += Taken(op, cell.memory);
   rank.running = c;
   rank.op = op;
   rank.freed = 0;
@@ -310,7 +307,6 @@ void OffloadList::Start(int r, Op op, int c, Time now) {
   const std::vector<Time>&down = down_[static_cast<size_t>(m)], &up = up_[static_cast<size_t>(m)];
   if (op == Op::F) {
     cell.where = Where::kRuns;
-    rank.held += cell.activation;
     rank.open.push_back(c);
     if (s + 1 == frame_.stages) {
       cell.gradient_at = rank.op_end;

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "compiler/plan/plan.h"
+#include "compiler/plan/rank_memory.h"
 
 namespace contraflow {
 
@@ -43,7 +44,7 @@ class OffloadList {
   enum class Where : uint8_t { kNew, kRuns, kHere, kLeaving, kAway, kReturning, kBack, kStash };
   struct Cell {
     Time f = 0, b = 0, w = 0, copy = 0;
-    int64_t activation = 0, stash = 0;
+    CellBytes memory = {};
     Instruction name = {};  // its stage and micro-batch
     int rank = 0;
     Where where = Where::kNew;

@@ -13,6 +13,7 @@
 #include "compiler/plan/error.h"
 #include "compiler/plan/memory_limit.h"
 #include "compiler/plan/plan.h"
+#include "compiler/plan/rank_memory.h"
 #include "compiler/plan/recompute_cost.h"
 #include "compiler/simulate/simulate.h"
 #include "schedules/search/portfolio.h"
@@ -31,17 +32,15 @@ class Hoister {
           const std::vector<Span>& spans, const CostModel& costs,
           const std::vector<CellBytes>& cells, int64_t most)
       : program_(plan.programs[rank]), spans_(spans), costs_(costs), cells_(cells), most_(most) {
-    int64_t held = 0;
+    RankMemory memory;
     for (size_t at = 0; at < program_.size(); ++at) {
       const Instruction& i = program_[at];
+      const CellBytes& own = cells[static_cast<size_t>(i.stage)];
       idle_.push_back(spans[at].start - (at > 0 ? spans[at - 1].end : 0));
-      const CellBytes& back = cells[static_cast<size_t>(BackStage(i))];
-      if (HasForward(i.op)) held += cells[static_cast<size_t>(i.stage)].activation;
-      if (i.op == Op::R) held += Dropped(i);
-      held_.push_back(held);
-      if (HasForward(i.op) && recomputed.Has(i.stage, i.microbatch)) held -= Dropped(i);
-      if (HasBackward(i.op)) held -= back.activation - back.stash;
-      if (HasWeight(i.op)) held -= back.stash;
+      memory.Begin(i.op, own);
+      held_.push_back(memory.held());
+      memory.End(i.op, own, cells[static_cast<size_t>(BackStage(i))],
+                 recomputed.Has(i.stage, i.microbatch));
     }
   }
 
@@ -53,7 +52,7 @@ class Hoister {
       const size_t to = Place(at);
       if (to == at) continue;
       idle_[to] -= costs_.Duration(program_[at]);
-      for (size_t k = to; k < at; ++k) held_[k] += Dropped(program_[at]);
+      for (size_t k = to; k < at; ++k) held_[k] += TakenBy(program_[at]);
       moved[to].push_back(at);
       gone[at] = true;
     }
@@ -67,10 +66,8 @@ class Hoister {
   }
 
  private:
-  /// Amount that the chunk of a recomputed forward, or of an R, frees in between.
-  int64_t Dropped(const Instruction& i) const {
-    const CellBytes& bytes = cells_[static_cast<size_t>(i.stage)];
-    return bytes.activation - bytes.input;
+  int64_t TakenBy(const Instruction& r) const {
+    return Taken(r.op, cells_[static_cast<size_t>(r.stage)]);
   }
 
   /// True if what follows R begins no earlier because of it.
@@ -87,7 +84,7 @@ class Hoister {
       const Instruction& before = program_[to];
       const bool own = HasForward(before.op) && before.stage == recompute.stage &&
                        before.microbatch == recompute.microbatch;
-      if (own || held_[to] > most_ - Dropped(recompute)) break;
+      if (own || held_[to] > most_ - TakenBy(recompute)) break;
       if (idle_[to] >= duration && duration > 0) return to;
     }
     return at;

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "compiler/plan/memory_limit.h"
+#include "compiler/plan/rank_memory.h"
 #include "compiler/plan/recompute_cost.h"
 
 namespace contraflow {
@@ -94,18 +95,14 @@ void RecomputedProblem::SetExtent(int s, const RecomputeExtent& extent) {
 
 bool RecomputedProblem::Fits(const Items& list, const std::vector<bool>& again) const {
   if (!limit_) return true;
-  int64_t held = 0;
+  RankMemory memory;
   for (const Item& item : list) {
-    if (item.op == Op::R) held += Dropped(item.back);
-    if (item.forward >= 0) held += BytesOf(item.forward).activation;
-    if (held > *limit_) return false;
-    if (item.forward >= 0 && again[static_cast<size_t>(item.forward)]) {
-      held -= Dropped(item.forward);
-    }
-    if (HasBackward(item.op)) {
-      held -= BytesOf(item.back).activation - BytesOf(item.back).stash;
-    }
-    if (HasWeight(item.op)) held -= BytesOf(item.back).stash;
+    const bool forward = item.forward >= 0;
+    const CellBytes& own = BytesOf(forward ? item.forward : item.back);
+    memory.Begin(item.op, own);
+    if (memory.held() > *limit_) return false;
+    memory.End(item.op, own, BytesOf(item.back >= 0 ? item.back : item.forward),
+               forward && again[static_cast<size_t>(item.forward)]);
   }
   return true;
 }

@@ -56,7 +56,6 @@ class RecomputedProblem {
 
  private:
   const CellBytes& BytesOf(int32_t c) const { return cells_[static_cast<size_t>(c % stages_)]; }
-  int64_t Dropped(int32_t c) const { return BytesOf(c).activation - BytesOf(c).input; }
 
   const Plan& plan_;
   const CostModel& costs_;

@@ -28,8 +28,7 @@ Evaluator::Evaluator(const SearchProblem& problem) : problem_(problem) {
     state.count = stage.count;
     state.before = neighbour(stage.before, stage.edge_before);
     state.after = neighbour(stage.after, stage.edge_after);
-    state.held = stage.held;
-    state.stash = stage.stash;
+    state.memory = stage.memory;
     for (size_t i = 0; i < 4 && stage.count > 0; ++i) {
       state.cost[i] = problem.Duration({kCosted[i], index}, 0);
     }
@@ -56,8 +55,7 @@ Evaluator::Evaluator(const SearchProblem& problem) : problem_(problem) {
   const size_t ranks = problem.stages_of.size();
   arrivals_.resize(2 * static_cast<size_t>(problem.chunks()));
   edge_free_.resize(problem.edges);
-  for (auto* of_ranks :
-       {&lane_free_, &first_start_, &waits_, &held_, &result_.peak, &result_.rank_ends}) {
+  for (auto* of_ranks : {&lane_free_, &first_start_, &waits_, &result_.peak, &result_.rank_ends}) {
     of_ranks->resize(ranks);
   }
   next_.resize(ranks);
@@ -90,10 +88,11 @@ const Evaluation& Evaluator::Run(const Order& order, const NoiseDraw* draw) {
 
 void Evaluator::Reset() {
   for (StageState& state : states_) state.f = state.b = state.w = 0;
-  for (auto* times : {&edge_free_, &lane_free_, &first_start_, &held_, &result_.peak}) {
+  for (auto* times : {&edge_free_, &lane_free_, &first_start_, &result_.peak}) {
     std::fill(times->begin(), times->end(), 0);
   }
   std::fill(arrivals_.begin(), arrivals_.end(), kUnset);
+  memory_.assign(next_.size(), {});
   std::fill(waits_.begin(), waits_.end(), kRuns);
   std::fill(next_.begin(), next_.end(), 0);
   result_.runs = result_.fits = false;
@@ -106,7 +105,7 @@ void Evaluator::Reset() {
 bool Evaluator::Walk(int rank, const ActionList& list) {
   const auto r = static_cast<size_t>(rank);
   Time lane = lane_free_[r];
-  int64_t held = held_[r], peak = result_.peak[r];
+  RankMemory memory = memory_[r];
   size_t at = next_[r];
   bool sound = true;
   for (; at < list.size(); ++at) {
@@ -121,24 +120,18 @@ bool Evaluator::Walk(int rank, const ActionList& list) {
     lane = start + Duration(action);
     if (HasForward(action.op)) {
       StageState& state = At(action.stage);
-      held += state.held;
-      peak = std::max(peak, held);
+      memory.Begin(action.op, state.memory);
       Depart(state.after, state.f++, 0, lane);
     }
     StageState& back = At(BackStage(action));
-    if (HasBackward(action.op)) {
-      held -= back.held - back.stash;
-      Depart(back.before, back.b++, 1, lane);
-    }
-    if (HasWeight(action.op)) {
-      ++back.w;
-      held -= back.stash;
-    }
+    if (HasBackward(action.op)) Depart(back.before, back.b++, 1, lane);
+    if (HasWeight(action.op)) ++back.w;
+    memory.End(action.op, back.memory, back.memory);
   }
   next_[r] = at;
   lane_free_[r] = lane;
-  held_[r] = held;
-  result_.peak[r] = peak;
+  memory_[r] = memory;
+  result_.peak[r] = memory.peak();
   return sound;
 }
 

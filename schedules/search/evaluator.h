@@ -35,7 +35,7 @@ class Evaluator {
     size_t first = 0;  // of its chunks in the tables by chunk
     int32_t count = 0;
     Neighbour before, after;
-    int64_t held = 0, stash = 0;
+    CellBytes memory = {};
     int32_t f = 0, b = 0, w = 0;  // how many have run
     Time cost[4] = {};            // F, B, W, BW where all micro-batches cost the same
   };
@@ -67,7 +67,8 @@ class Evaluator {
   Time occupancy_ = 0, latency_ = 0;
   std::vector<Time> arrivals_;  // when what F and B of a chunk need from another rank is there
   std::vector<Time> edge_free_, lane_free_, first_start_;
-  std::vector<int64_t> waits_, held_;
+  std::vector<int64_t> waits_;
+  std::vector<RankMemory> memory_;
   std::vector<size_t> next_;
   std::vector<int> ready_;
   Evaluation result_;

@@ -63,9 +63,7 @@ class Builder {
       chunk.rest = std::min(chunk.bw - chunk.b, chunk.w);
       chunk.recomputed = std::ranges::find(recomputed_, s) != recomputed_.end();
       if (chunk.recomputed) chunk.r = duration(Op::R);
-      chunk.held = bytes ? costs_.memory->activation(s) : 1;
-      chunk.stash = bytes ? costs_.memory->stash(s) : 1;
-      chunk.kept = !chunk.recomputed ? chunk.held : bytes ? costs_.memory->input_bytes : 0;
+      chunk.memory = bytes ? BytesOfCell(costs_, s, chunk.recomputed) : kOneActivation;
       problem_.chunks.push_back(chunk);
     }
   }
@@ -151,7 +149,6 @@ void EndForward(const ExactProblem& problem, int c, Time end, ExactState* state)
   const ExactChunk& chunk = problem.chunk(c);
   const auto at = static_cast<size_t>(c);
   state->done[at] = chunk.recomputed ? ChunkState::kForward : ChunkState::kReady;
-  state->held[static_cast<size_t>(chunk.rank)] += chunk.kept;
   state->next_at[at] = end;
   if (chunk.after < 0) return;
   state->forward_at[static_cast<size_t>(chunk.after)] =
@@ -162,7 +159,6 @@ void EndBackward(const ExactProblem& problem, int c, Time end, bool weights, Exa
   const ExactChunk& chunk = problem.chunk(c);
   const auto at = static_cast<size_t>(c);
   state->done[at] = weights ? ChunkState::kAll : ChunkState::kBackward;
-  state->held[static_cast<size_t>(chunk.rank)] -= weights ? chunk.held : chunk.held - chunk.stash;
   state->next_at[at] = end;
   if (chunk.before < 0) return;
   state->next_at[static_cast<size_t>(chunk.before)] =
@@ -217,10 +213,10 @@ void FindChoices(const ExactProblem& problem, const ExactState& state,
       add(Op::B, c, c, state.next_at[at], chunk.b);
       if (chunk.bw < chunk.b + chunk.w) add(Op::BW, c, c, state.next_at[at], chunk.bw);
     } else if (done == ChunkState::kForward) {
-      if (chunk.held - chunk.kept <= room) add(Op::R, c, c, 0, chunk.r);
+      if (Taken(Op::R, chunk.memory) <= room) add(Op::R, c, c, 0, chunk.r);
     } else {
       if (chunk.before >= 0 && state.of(chunk.before) == ChunkState::kNothing) continue;
-      if (chunk.held > room) continue;
+      if (Taken(Op::F, chunk.memory) > room) continue;
       add(Op::F, c, c, state.forward_at[at], chunk.f);
       for (int back = 0; !problem.pair.empty() && back < count; ++back) {
         if (problem.chunk(back).rank != chunk.rank || !backward_ready(back)) continue;
@@ -237,16 +233,13 @@ void Start(const ExactProblem& problem, const ExactChoice& choice, ExactState* s
   state->end = std::max(state->end, end);
   state->free[static_cast<size_t>(choice.rank)] = end;
   const ExactChunk& chunk = problem.chunk(choice.chunk);
+  state->held[static_cast<size_t>(choice.rank)] +=
+      Taken(choice.op, chunk.memory) -
+      Given(choice.op, chunk.memory, problem.chunk(choice.back).memory, chunk.recomputed);
   if (HasForward(choice.op)) EndForward(problem, choice.chunk, end, state);
   if (HasBackward(choice.op)) EndBackward(problem, choice.back, end, HasWeight(choice.op), state);
-  if (choice.op == Op::R) {
-    state->done[static_cast<size_t>(choice.chunk)] = ChunkState::kReady;
-    state->held[static_cast<size_t>(choice.rank)] += chunk.held - chunk.kept;
-  }
-  if (choice.op == Op::W) {
-    state->done[static_cast<size_t>(choice.chunk)] = ChunkState::kAll;
-    state->held[static_cast<size_t>(choice.rank)] -= chunk.stash;
-  }
+  if (choice.op == Op::R) state->done[static_cast<size_t>(choice.chunk)] = ChunkState::kReady;
+  if (choice.op == Op::W) state->done[static_cast<size_t>(choice.chunk)] = ChunkState::kAll;
 }
 
 Time LeastEnd(const ExactProblem& problem, const ExactState& state, Time enough) {

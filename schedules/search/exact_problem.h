@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "compiler/plan/plan.h"
+#include "compiler/plan/rank_memory.h"
 
 namespace contraflow {
 
@@ -24,8 +25,7 @@ struct ExactChunk {
   Time r = 0;     ///< where it is recomputed
   Time rest = 0;  ///< what the cheaper of BW and B, W adds to B
   bool recomputed = false;
-  int64_t held = 0, stash = 0;  ///< memory from F to B, and to W
-  int64_t kept = 0;             ///< memory between F and R
+  CellBytes memory = {};
   /// The least time from the end of one to the end of the step.
   Time forward_tail = 0, again_tail = 0, backward_tail = 0;
 };

@@ -41,8 +41,7 @@ ListScheduler::ListScheduler(const SearchProblem& problem)
       state.number = stage.number;
       state.count = stage.count;
       state.first = stage.first;
-      state.held = stage.held;
-      state.stash = stage.stash;
+      state.memory = stage.memory;
       if (stage.before >= 0) {
         state.before = state_of[static_cast<size_t>(stage.before)];
         state.edge_before = stage.edge_before;
@@ -79,7 +78,7 @@ ListScheduler::ListScheduler(const SearchProblem& problem)
       const StageState& state = At(t);
       if (state.count == 0) continue;
       Claim& claim = claims.try_emplace(state.route, Claim{t, 0}).first->second;
-      claim.held += state.held;
+      claim.held += state.memory.activation;
       if (At(claim.state).number < state.number) claim.state = t;
     }
     for (const auto& [route, claim] : claims) claims_[r].push_back(claim);
@@ -181,10 +180,10 @@ void ListScheduler::Start(int r, Time now, Op op, int32_t which) {
   end_ = std::max(end_, end);
   if (end + rank.left >= below_) given_up_ = true;
   rank.idle = false;
+  rank.held += Taken(op, state.memory) - Given(op, state.memory, state.memory);
   queue_.Set(r, end);
   if (op == Op::F) {
     rank.was_forward = true;
-    rank.held += state.held;
     if (state.after < 0) {
       b_in_[state.first + static_cast<size_t>(state.kb++)] = end;
     } else {
@@ -195,13 +194,11 @@ void ListScheduler::Start(int r, Time now, Op op, int32_t which) {
   }
   if (op != Op::W) {
     rank.was_forward = false;
-    rank.held -= state.held - state.stash;
     if (state.before >= 0) Depart(state.before, state.edge_before, state.hop_before, end, false);
     ++state.nb;
     ++rank.due;
   }
   if (op != Op::B) {
-    rank.held -= state.stash;
     ++state.nw;
     --rank.due;
   }

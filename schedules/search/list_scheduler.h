@@ -90,7 +90,7 @@ class ListScheduler {
     int32_t edge_before = -1, edge_after = -1;  // directed edges to them; -1: links are free
     Time hop_before = 0, hop_after = 0;
     Time f = 0, b = 0, w = 0, bw = 0;
-    int64_t held = 0, stash = 0;
+    CellBytes memory = {};
     size_t first = 0;                // of its chunks in the tables by chunk
     int32_t number = 0;              // of its stage
     int32_t cap_first = 0, cap = 0;  // most micro-batches between F and B

@@ -29,7 +29,7 @@ bool ListScheduler::Admits(const Rank& rank, int32_t which) const {
       const StageState& state = At(t);
       const int32_t later = std::max(state.nb, first + (state.route <= last.route));
       const int32_t holding = state.nf + (t == which) - later;
-      if (holding > 0) sum += holding * state.held;
+      if (holding > 0) sum += holding * state.memory.activation;
     }
     if (sum > limit_) return false;
   }
@@ -81,7 +81,7 @@ int32_t ListScheduler::WeightOf(const Rank& rank) const {
   for (int32_t t = rank.begin; t < rank.end; ++t) {
     const StageState& state = At(t);
     if (state.nw == state.nb) continue;
-    const int64_t stashed = (state.nb - state.nw) * state.stash;
+    const int64_t stashed = (state.nb - state.nw) * state.memory.stash;
     if (stashed <= most) continue;
     most = stashed;
     which = t;
@@ -148,7 +148,7 @@ void ListScheduler::Decide(int r, Time now) {
     Start(r, now, Op::W, w);
     return;
   }
-  const bool full = f >= 0 && rank.held + At(f).held > limit_;
+  const bool full = f >= 0 && rank.held + At(f).memory.activation > limit_;
   if (full && w < 0) f = -1;
   const bool forward = f >= 0 && (b < 0 || rank.rule.turn == Turn::kForward ||
                                   (rank.rule.turn == Turn::kAlternate && !rank.was_forward));
@@ -181,7 +181,7 @@ void ListScheduler::DecideInOrder(int r, Time now) {
     const bool known = k < (forward ? state.kf : state.kb);
     if (known) next = (forward ? f_in_ : b_in_)[state.first + static_cast<size_t>(k)];
     if (next <= now) {
-      const bool full = forward && rank.held + state.held > limit_;
+      const bool full = forward && rank.held + state.memory.activation > limit_;
       if (full) {
         if (w < 0) {
           given_up_ = true;

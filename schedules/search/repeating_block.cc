@@ -31,8 +31,9 @@ BlockSearch::BlockSearch(const SearchProblem& problem) : problem_(problem) {
     for (size_t s = route.size(); s-- > 0;) {
       const RouteStage& stage = problem.stage(route[s]);
       area[static_cast<size_t>(stage.rank)] +=
-          static_cast<double>(lag + stage.cost.f + stage.cost.b) * static_cast<double>(stage.held) +
-          static_cast<double>(stage.cost.w) * static_cast<double>(stage.stash);
+          static_cast<double>(lag + stage.cost.f + stage.cost.b) *
+              static_cast<double>(stage.memory.activation) +
+          static_cast<double>(stage.cost.w) * static_cast<double>(stage.memory.stash);
       lag += stage.cost.f + stage.cost.b + 2 * stage.hop;
     }
   }
@@ -141,8 +142,9 @@ BlockSearch::Fit BlockSearch::Place(Time period) {
       // If no gap is long enough the list scheduler finds a place.
       if (!Put(r, end, stage.cost.w, &block_.w[i])) block_.w[i] = end;
       fit.area +=
-          static_cast<double>(stage.held) * static_cast<double>(end - block_.f[i]) +
-          static_cast<double>(stage.stash) * static_cast<double>(block_.w[i] + stage.cost.w - end);
+          static_cast<double>(stage.memory.activation) * static_cast<double>(end - block_.f[i]) +
+          static_cast<double>(stage.memory.stash) *
+              static_cast<double>(block_.w[i] + stage.cost.w - end);
     }
     if (problem_.limit) fit.excess += std::max<int64_t>(0, PeakOf(r) - *problem_.limit);
   }
@@ -177,9 +179,9 @@ int64_t BlockSearch::PeakOf(size_t rank) const {
   for (const int index : stages) {
     const auto i = static_cast<size_t>(index);
     const RouteStage& stage = problem_.stages[i];
-    change(block_.f[i], stage.held);
-    change(block_.b[i] + stage.cost.b, stage.stash - stage.held);
-    change(block_.w[i] + stage.cost.w, -stage.stash);
+    change(block_.f[i], stage.memory.activation);
+    change(block_.b[i] + stage.cost.b, stage.memory.stash - stage.memory.activation);
+    change(block_.w[i] + stage.cost.w, -stage.memory.stash);
   }
   std::sort(changes, changes + count);
   int64_t peak = held;

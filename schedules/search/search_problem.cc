@@ -106,8 +106,7 @@ SearchProblem MakeProblem(Plan frame, const CostModel& costs, std::optional<int6
         stage.hop = costs.comm.latency + costs.comm.occupancy;
       }
       stage.cost = costs.stage(s);
-      stage.held = unit.bytes() ? costs.memory->activation(s) : 1;
-      stage.stash = unit.bytes() ? costs.memory->stash(s) : 1;
+      stage.memory = unit.bytes() ? BytesOfCell(costs, s, false) : CellBytes{1, 1, 1};
       problem.pairs = problem.pairs || stage.cost.fb < stage.cost.f + stage.cost.bw;
       problem.stages_of[static_cast<size_t>(stage.rank)].push_back(index);
       problem.stages.push_back(stage);
@@ -170,7 +169,7 @@ SearchProblem CoarseProblem(const SearchProblem& problem, int ranks) {
     int64_t least = 1;
     for (const std::vector<int>& here : problem.stages_of) {
       int64_t sum = 0;
-      for (const int stage : here) sum += problem.stage(stage).held;
+      for (const int stage : here) sum += problem.stage(stage).memory.activation;
       least = std::max(least, sum);
     }
     const double share = static_cast<double>(ranks) / static_cast<double>(large.ranks);

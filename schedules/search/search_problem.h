@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "compiler/plan/plan.h"
+#include "compiler/plan/rank_memory.h"
 
 namespace contraflow {
 
@@ -21,10 +22,9 @@ struct RouteStage {
   int edge_before = -1, edge_after = -1;  ///< directed edges to these; -1: none, or links are free
   int count = 0;                          ///< micro-batches of the route
   size_t first = 0;                       ///< of its chunks, in tables by chunk
-  Time hop = 0;       ///< of a message from the stage before it, or of one back; 0 on the same rank
-  StageCost cost;     ///< for a micro-batch of scale 1
-  int64_t held = 0;   ///< memory from the start of F to the end of B (bytes or activations) ...
-  int64_t stash = 0;  ///< ... and of that what stays to the end of W
+  Time hop = 0;    ///< of a message from the stage before it, or of one back; 0 on the same rank
+  StageCost cost;  ///< for a micro-batch of scale 1
+  CellBytes memory = {};  ///< of a chunk, in bytes or activations
 };
 
 /// The next F, B, W or BW of a stage; an FB is the next forward of `stage` with the next full
@@ -75,7 +75,7 @@ class StageCounts {
 struct SearchProblem {
   Plan frame;  ///< head and routes; no programs
   CostModel costs;
-  std::optional<int64_t> limit;             ///< of each rank, in the unit of RouteStage::held
+  std::optional<int64_t> limit;             ///< of each rank, in the unit of RouteStage::memory
   std::vector<RouteStage> stages;           ///< by route, then stage
   std::vector<std::vector<int>> stages_of;  ///< of each rank, ascending
   size_t edges = 0;                         ///< that messages queue on
@@ -90,12 +90,11 @@ struct SearchProblem {
   bool several() const;
   /// Memory that an action takes when it starts, and gives back when it ends.
   int64_t Taken(const Action& action) const {
-    return HasForward(action.op) ? stage(action.stage).held : 0;
+    return contraflow::Taken(action.op, stage(action.stage).memory);
   }
   int64_t Given(const Action& action) const {
-    const RouteStage& back = stage(BackStage(action));
-    return (HasBackward(action.op) ? back.held - back.stash : 0) +
-           (HasWeight(action.op) ? back.stash : 0);
+    return contraflow::Given(action.op, stage(action.stage).memory,
+                             stage(BackStage(action)).memory);
   }
   /// Duration of the k-th F, B, W, BW or R of a stage, or of an FB of the k-th forward and the j-th
   /// backward.

@@ -60,6 +60,25 @@ TEST_SUITE("unit") {
           "(every stage alike) or one for each stage");
   }
 
+  TEST_CASE("replicas that share bytes hold a part each, rounded up") {
+    CostModel costs = Bytes(10, 4);
+    costs.memory->optimizer_bytes = costs.memory->gradient_bytes = {13};
+    Spec spec = MakeSpec("1f1b", 2, 4, costs);
+    spec.data_parallel = 2;
+    const auto held = [&](int zero) {
+      costs.memory->zero = spec.costs.memory->zero = zero;
+      const MemoryFigures rank = MemoryOf(PlanOf(spec, Level::kComm), costs)[0];
+      return std::pair(rank.gradients, rank.optimizer);
+    };
+    CHECK(held(0) == std::pair<std::optional<int64_t>, std::optional<int64_t>>(13, 13));
+    CHECK(held(1) == std::pair<std::optional<int64_t>, std::optional<int64_t>>(13, 7));
+    CHECK(held(2) == std::pair<std::optional<int64_t>, std::optional<int64_t>>(7, 7));
+    // By kind each has a part of its own: 5 of experts and 8 of the rest.
+    costs.memory->optimizer_rest = costs.memory->gradient_rest = {8};
+    spec.data_parallel = 3;
+    CHECK(held(2) == std::pair<std::optional<int64_t>, std::optional<int64_t>>(5, 5));
+  }
+
   TEST_CASE("a rank sends nothing to itself") {
     CostModel costs = Bytes(10, 4);
     costs.comm.bytes = 100;

@@ -18,6 +18,7 @@
 #include "compiler/verify/verify.h"
 #include "schedules/registry.h"
 #include "tests/support/failure.h"
+#include "tests/support/held_at_any_pace.h"
 #include "tests/support/lane_run.h"
 #include "tests/support/offload_all.h"
 #include "tests/support/support.h"
@@ -39,6 +40,20 @@ CostModel CostsOfTwo() {
   return costs;
 }
 
+/// Moves copies past others and past the work of other cells: OFFLOAD later, RELOAD earlier.
+void MoveCopies(std::mt19937_64* random, Program* program) {
+  for (size_t moves = 4 * program->size(); moves > 0; --moves) {
+    const size_t at = (*random)() % program->size();
+    Instruction& i = (*program)[at];
+    if (!IsHostCopy(i.op)) continue;
+    const size_t to = i.op == Op::OFFLOAD ? at + 1 : at - 1;
+    if (to >= program->size()) continue;
+    Instruction& other = (*program)[to];
+    if (other.stage == i.stage && other.microbatch == i.microbatch) continue;
+    std::swap(i, other);
+  }
+}
+
 /// Every cell away, with random times of copies.
 Plan OffloadedPlan(const Schedule& schedule, const Spec& given, std::mt19937_64* random,
                    CostModel* costs) {
@@ -47,9 +62,19 @@ Plan OffloadedPlan(const Schedule& schedule, const Spec& given, std::mt19937_64*
   *costs = spec.costs;
   costs->host = HostCost{.latency = static_cast<Time>((*random)() % 4)};
   Plan plan = OffloadAll(GeneratePlan(spec));
+  for (Program& program : plan.programs) {
+    if ((*random)() % 2 == 0) MoveCopies(random, &program);
+  }
   plan.costs.reset();
   plan.provenance.reset();
   return plan;
+}
+
+int64_t MostOf(const Plan& plan, const CostModel& costs) {
+  int64_t most = 0;
+  for (const RankFigures& rank : Simulate(plan, costs).ranks)
+    most = std::max(most, rank.peak_bytes);
+  return most;
 }
 
 TEST_SUITE("unit") {
@@ -222,7 +247,9 @@ TEST_SUITE("property") {
           CHECK(again.slots == plan.slots);
           CHECK(again.costs->host == costs.host);
           if (level == Level::kComm) comm = plan;
+          if (level == Level::kComponent) CHECK(MostOf(plan, costs) <= MostOf(comm, costs));
           CHECK(RunAtAnyPace(plan, &random) == "");
+          CHECK(HeldAtAnyPace(plan, costs, 10, &random) == "");
           ++plans;
         }
         // Its own order is one of those that the bound is about.

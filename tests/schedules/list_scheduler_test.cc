@@ -40,7 +40,7 @@ int64_t LeastLimit(const SearchProblem& problem) {
     std::vector<int64_t> of_route(problem.frame.routes.size(), 0);
     for (const int stage : here) {
       const RouteStage& l = problem.stage(stage);
-      if (l.count > 0) of_route[static_cast<size_t>(l.route)] += l.held;
+      if (l.count > 0) of_route[static_cast<size_t>(l.route)] += l.memory.activation;
     }
     least = std::max(least, *std::ranges::max_element(of_route));
   }

@@ -20,6 +20,7 @@
 #include "schedules/recompute/recompute.h"
 #include "schedules/registry.h"
 #include "tests/support/failure.h"
+#include "tests/support/held_at_any_pace.h"
 #include "tests/support/support.h"
 
 namespace contraflow::offload_schedule_test {
@@ -71,6 +72,7 @@ TEST_SUITE("property") {
       for (const Plan& with : {stages, OffloadToFit(order, costs, limits)}) {
         CHECK(FindingsText(with) == "");
         CHECK(PeakOf(with, costs) <= peak);
+        CHECK(HeldAtAnyPace(with, costs, 30, &random) == "");
         CHECK(CountOf(with, Op::OFFLOAD) == CountOf(with, Op::RELOAD));
         offloaded += CountOf(with, Op::OFFLOAD) > 0 ? 1 : 0;
         // All that stands there but the copies is the order as it was.
@@ -85,6 +87,7 @@ TEST_SUITE("property") {
   }
 
   TEST_CASE("offload: auto fits its limit and is never longer than without, of any schedule") {
+    std::mt19937_64 random(22);
     int shorter = 0, made = 0;
     for (const std::string schedule :
          {"1f1b", "zb-1p", "zb-2p", "zb-v", "v-half", "dualpipe", "auto"}) {
@@ -106,6 +109,7 @@ TEST_SUITE("property") {
             const Plan plan = Compile(spec);
             const Time with = Simulate(plan, *plan.costs).makespan;
             CHECK(PeakOf(plan, *plan.costs) <= limit);
+            CHECK(HeldAtAnyPace(plan, *plan.costs, 3, &random) == "");
             for (const MemoryFigures& rank : MemoryOf(plan, *plan.costs)) CHECK(rank.peak <= limit);
             CHECK(with <= without.value_or(with));
             CHECK(ProveBound(plan, *plan.costs, limit).value <= with);
@@ -125,6 +129,37 @@ TEST_SUITE("property") {
 }
 
 TEST_SUITE("unit") {
+  TEST_CASE("offload: a limit holds however slow the link to the host is") {
+    Spec spec = MakeSpec("auto", 2, 3, UniformCosts(10, 10, 10, 1));
+    spec.costs.memory = MemoryCost{.activation_bytes = 10, .w_stash_bytes = 5, .input_bytes = 2};
+    spec.costs.host = HostCost{.latency = 5};
+    spec.search.placement = Placement::kBidirectional;
+    spec.search.budget = 5'000'000;
+    spec.offload = {.choice = Offload::Choice::kAuto};
+    spec.recompute = {.choice = Recompute::Choice::kAuto};
+    spec.memory_limit = 20;
+    const Plan plan = Compile(spec);
+    CHECK(CountOf(plan, Op::OFFLOAD) > 0);
+    CHECK(plan.provenance->makespan == 91);
+    for (const Time copy : {1, 5, 8, 10, 20, 100}) {
+      CostModel costs = *plan.costs;
+      costs.host->latency = copy;
+      CAPTURE(copy);
+      CHECK(PeakOf(plan, costs) == 20);
+    }
+    // RELOAD relies on the copies that stand before it alone, whatever the clock says.
+    const std::string begin = "rank\n F s0 m0\n F s0 m1\n OFFLOAD s0 m0\n F s0 m2\n ";
+    const std::string end =
+        "\n B s0 m0\n W s0 m0\n RELOAD s0 m1\n B s0 m1\n W s0 m1\n B s0 m2\n W s0 m2\n";
+    const Plan before = PlanFromText(begin + "RELOAD s0 m0\n OFFLOAD s0 m1" + end);
+    const Plan after = PlanFromText(begin + "OFFLOAD s0 m1\n RELOAD s0 m0" + end);
+    CHECK(Simulate(before, *plan.costs).makespan == Simulate(after, *plan.costs).makespan);
+    CHECK(PeakOf(before, *plan.costs) == 30);
+    CHECK(PeakOf(after, *plan.costs) == 20);
+    CHECK(MemoryOf(before, *plan.costs)[0].peak == 30);
+    CHECK(MemoryOf(after, *plan.costs)[0].peak == 20);
+  }
+
   TEST_CASE("offload: limits without bytes hold for stages that are listed, cut and merged") {
     Spec spec = MakeSpec("auto", 4, 8, UniformCosts(1, 1, 1));
     spec.costs.stages.assign(8, spec.costs.stages.front());

@@ -176,6 +176,13 @@ TEST_SUITE("unit") {
     CHECK(InputBytes(costs) == 30);
     costs.comm.bytes = 300;
     CHECK(InputBytes(costs) == 100);
+    // The first stage keeps 8 bytes a token, if their number is known.
+    costs.tokens = 4;
+    CHECK(InputBytes(costs, 0) == 32);
+    CHECK(InputBytes(costs, 1) == 100);
+    CHECK(BytesOfCell(costs, 0, true).input == 32);
+    costs.comm.bytes = 0;
+    CHECK_FALSE(InputBytes(costs, 0).has_value());
     costs.memory->values.assign(kValueCount, 5);
     CHECK(InputBytes(costs) == 5);
     // Activations alone are counted without bytes.

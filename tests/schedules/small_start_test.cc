@@ -108,7 +108,7 @@ TEST_SUITE("property") {
       if (random() % 2 == 0) {
         // A little more than one micro-batch of each direction takes.
         for (const RouteStage& stage : Bidirectional(ranks, microbatches, costs, limit).stages) {
-          limit = std::max(limit.value_or(0), 3 * stage.held);
+          limit = std::max(limit.value_or(0), 3 * stage.memory.activation);
         }
       }
       const SearchProblem problem = Bidirectional(ranks, microbatches, costs, limit);

@@ -139,6 +139,7 @@ TEST_SUITE("property") {
 
   TEST_CASE("a bound that is enough leaves out nothing below it") {
     std::mt19937_64 random(79);
+    int fitting = 0;
     for (int round = 0; round < CasesToDraw(100); ++round) {
       const int ranks = 2 + round % 7, layers = ranks + static_cast<int>(random() % 20);
       Spec spec = MakeSpec("", ranks, 1 + static_cast<int>(random() % 12),
@@ -153,10 +154,12 @@ TEST_SUITE("property") {
       const Time least = BoundOfLinear(spec, &stages, kMuch).value;
       CAPTURES(round, least);
       if (least == kMuch) continue;  // nothing fits
+      ++fitting;
       for (const Time enough : {least / 2, least, least + 1, least + 2, 2 * least}) {
         CHECK(BoundOfLinear(spec, &stages, enough).value == std::min(least, enough));
       }
     }
+    CHECK(fitting > CasesToDraw(100) / 2);
   }
 
   TEST_CASE("no bound for any partition into several stages a rank is above what a search finds") {
@@ -199,7 +202,7 @@ TEST_SUITE("unit") {
     LayerStages stages(spec.costs, Overlap::kAll);
     for (const Time enough : {692'100, 707'985, 2'000'000}) {
       const PartitionBound bound = BoundOfLinear(spec, &stages, enough);
-      CHECK(bound.value == 692'055);
+      REQUIRE(bound.value == 692'055);
       CHECK(std::accumulate(bound.partition.begin(), bound.partition.end(), 0) == 512);
       CHECK(std::ranges::max(bound.partition) == 9);
     }

@@ -67,7 +67,7 @@ std::string WaysToFit(const Spec& spec, const SearchControl& control) {
 void CheckMemory(const Plan& plan, const CostModel& costs, const Spec& spec,
                  const MemoryLimit& limit, int counted, const SearchControl& control) {
   if (!limit.amount()) return;
-  const Simulation simulation = Simulate(plan, costs);
+  const Simulation simulation = Simulate(plan, costs, Keep::kFigures);
   if (limit.Fits(simulation)) return;
   const auto fullest =
       std::max_element(simulation.ranks.begin(), simulation.ranks.end(),
@@ -93,8 +93,9 @@ void CheckMemory(const Plan& plan, const CostModel& costs, const Spec& spec,
 
 /// Parameters and all else of each rank against its device.
 void CheckDevice(const Plan& plan, const CostModel& costs, const Spec& spec) {
-  const std::vector<MemoryFigures> ranks = MemoryOf(plan, costs);
   const std::vector<int64_t> devices = DevicesOf(spec);
+  if (devices.empty()) return;
+  const std::vector<MemoryFigures> ranks = MemoryOf(plan, costs);
   std::optional<size_t> fullest;
   for (size_t r = 0; r < devices.size(); ++r) {
     const int64_t excess = ranks[r].total() - devices[r];
@@ -231,11 +232,13 @@ Plan Compile(Spec spec, const CompileOptions& options) {
     spec.costs.shares.clear();
   }
   Plan plan = GeneratePlan(spec, options.control);
-  if (const RecomputedCells recomputed(plan);
-      opaque && (recomputed.in_layers() || recomputed.in_parts())) {
-    throw Error(
-        "`recompute`: at `level` buffer a chunk has no values of some of its layers; give "
-        "`level` comm, or `recompute` full");
+  if (opaque) {
+    const RecomputedCells recomputed(plan);
+    if (recomputed.in_layers() || recomputed.in_parts()) {
+      throw Error(
+          "`recompute`: at `level` buffer a chunk has no values of some of its layers; give "
+          "`level` comm, or `recompute` full");
+    }
   }
   // A searched plan may have other stages than the costs: then it brings its own, and its limit.
   CostModel costs = AtReplicas(plan.costs ? *plan.costs : spec.costs, plan);

@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "compiler/bound/bound.h"
 #include "compiler/lower/interleave.h"
 #include "compiler/plan/error.h"
 #include "compiler/plan/layer_cost.h"
@@ -197,6 +198,17 @@ void CheckPart(const Spec& spec, Level level) {
               "component, or `recompute` full");
 }
 
+/// Makes the figures in the provenance of a plan those of its level. What was searched had cells as
+/// blocks, and components may overlap more than the bound of those knows.
+void SetFigures(const CostModel& costs, std::optional<int64_t> limit, Plan* plan) {
+  Provenance& provenance = *plan->provenance;
+  const Simulation simulation = Simulate(*plan, costs, Keep::kFigures);
+  provenance.makespan = simulation.makespan;
+  if (plan->layers == 0) return;
+  const bool fits = MemoryLimit(costs, limit).Fits(simulation);
+  provenance.bound = ProveBound(*plan, costs, fits ? limit : std::nullopt).value;
+}
+
 }  // namespace
 
 Plan Compile(Spec spec, const CompileOptions& options) {
@@ -253,7 +265,9 @@ Plan Compile(Spec spec, const CompileOptions& options) {
   const LowerOptions lower = {.target = options.level, .overlap = overlap, .memory_limit = limit};
   const std::string name = plan.schedule;
   try {
-    return Lower(std::move(plan), costs, lower, options.observer);
+    plan = Lower(std::move(plan), costs, lower, options.observer);
+    if (plan.provenance) SetFigures(costs, limit, &plan);
+    return plan;
   } catch (const UnsoundOrder& error) {
     // The order is our own.
     throw InternalError("internal error: the order of " + name + ": " + error.what() +

@@ -9,7 +9,8 @@
 //
 // which a dynamic programme over the ends of stages finds exactly. Segments with B >= `enough` are
 // of no interest: from each start only lengths up to the first whose work alone takes `enough`, and
-// only starts that leave the ranks to come no more than they can do in that time.
+// only starts that leave the ranks to come no more than they can do in that time. Where `enough` is
+// much, the programme first looks for a partition a little above what work alone takes.
 //
 // Two stages a rank: pair_bound.cc; more of them: deep_bound.cc. Otherwise all ranks together do
 // the work of all layers for all micro-batches, and none begins before its head: a stage s has s
@@ -119,13 +120,24 @@ class LinearBound {
       : spec_(spec),
         layers_(*layers),
         work_(work),
-        enough_(enough),
+        all_(std::min(enough, kNoSuch / 4)),
         hop_(LeastHop(spec.costs)),
         scale_(ScaleOfAll(spec)),
         devices_(DevicesOf(spec)),
         alone_(SingleRank(spec)) {}
 
   PartitionBound Find() {
+    const Time work = LeastByWork();
+    for (Time longer = work / 8 + 1;; longer *= 2) {
+      PartitionBound bound = Below(std::min(all_, work + longer));
+      if (!bound.partition.empty() || enough_ == all_) return bound;
+    }
+  }
+
+ private:
+  /// The same, no more than `enough`.
+  PartitionBound Below(Time enough) {
+    enough_ = enough;
     const int count = layers_.layers(), ranks = spec_.ranks;
     const std::vector<int> earliest = EarliestStarts();
     std::vector<Time> least(static_cast<size_t>(count) + 1, kNoSuch);
@@ -166,7 +178,20 @@ class LinearBound {
     return bound;
   }
 
- private:
+  /// The least time, of no more than `enough`, in which the ranks can do all work.
+  Time LeastByWork() {
+    Time low = 0, high = all_;
+    while (low < high) {
+      enough_ = low + (high - low) / 2;
+      if (EarliestStarts().front() > 0) {
+        low = enough_ + 1;
+      } else {
+        high = enough_;
+      }
+    }
+    return low;
+  }
+
   /// Of each rank the first layer it may begin with, so that it and those behind it can do what is
   /// left in less than `enough`; behind the last rank the end of the model.
   std::vector<int> EarliestStarts() const {
@@ -229,7 +254,9 @@ class LinearBound {
   const Spec& spec_;
   LayerStages& layers_;
   const LayerWork& work_;
-  const Time enough_, hop_;
+  const Time all_;
+  Time enough_ = 0;  ///< beyond which segments are of no interest for now
+  const Time hop_;
   const double scale_;
   const std::vector<int64_t> devices_;
   const Plan alone_;

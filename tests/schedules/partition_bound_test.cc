@@ -5,6 +5,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <numeric>
 #include <optional>
 #include <random>
@@ -200,7 +201,7 @@ TEST_SUITE("unit") {
     // Some rank has nine blocks: 256 x 9 x 300, and what is around them, as on 8 and 16 ranks.
     const Spec spec = BlocksAndHead(64, 256, 510);
     LayerStages stages(spec.costs, Overlap::kAll);
-    for (const Time enough : {692'100, 707'985, 2'000'000}) {
+    for (const Time enough : {Time{692'100}, Time{707'985}, Time{2'000'000}, INT64_MAX}) {
       const PartitionBound bound = BoundOfLinear(spec, &stages, enough);
       REQUIRE(bound.value == 692'055);
       CHECK(std::accumulate(bound.partition.begin(), bound.partition.end(), 0) == 512);

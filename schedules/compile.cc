@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "compiler/bound/bound.h"
 #include "compiler/lower/interleave.h"
 #include "compiler/plan/error.h"
 #include "compiler/plan/layer_cost.h"
@@ -67,7 +68,7 @@ std::string WaysToFit(const Spec& spec, const SearchControl& control) {
 void CheckMemory(const Plan& plan, const CostModel& costs, const Spec& spec,
                  const MemoryLimit& limit, int counted, const SearchControl& control) {
   if (!limit.amount()) return;
-  const Simulation simulation = Simulate(plan, costs);
+  const Simulation simulation = Simulate(plan, costs, Keep::kFigures);
   if (limit.Fits(simulation)) return;
   const auto fullest =
       std::max_element(simulation.ranks.begin(), simulation.ranks.end(),
@@ -93,8 +94,9 @@ void CheckMemory(const Plan& plan, const CostModel& costs, const Spec& spec,
 
 /// Parameters and all else of each rank against its device.
 void CheckDevice(const Plan& plan, const CostModel& costs, const Spec& spec) {
-  const std::vector<MemoryFigures> ranks = MemoryOf(plan, costs);
   const std::vector<int64_t> devices = DevicesOf(spec);
+  if (devices.empty()) return;
+  const std::vector<MemoryFigures> ranks = MemoryOf(plan, costs);
   std::optional<size_t> fullest;
   for (size_t r = 0; r < devices.size(); ++r) {
     const int64_t excess = ranks[r].total() - devices[r];
@@ -196,6 +198,17 @@ void CheckPart(const Spec& spec, Level level) {
               "component, or `recompute` full");
 }
 
+/// Makes the figures in the provenance of a plan those of its level. What was searched had cells as
+/// blocks, and components may overlap more than the bound of those knows.
+void SetFigures(const CostModel& costs, std::optional<int64_t> limit, Plan* plan) {
+  Provenance& provenance = *plan->provenance;
+  const Simulation simulation = Simulate(*plan, costs, Keep::kFigures);
+  provenance.makespan = simulation.makespan;
+  if (plan->layers == 0) return;
+  const bool fits = MemoryLimit(costs, limit).Fits(simulation);
+  provenance.bound = ProveBound(*plan, costs, fits ? limit : std::nullopt).value;
+}
+
 }  // namespace
 
 Plan Compile(Spec spec, const CompileOptions& options) {
@@ -231,11 +244,13 @@ Plan Compile(Spec spec, const CompileOptions& options) {
     spec.costs.shares.clear();
   }
   Plan plan = GeneratePlan(spec, options.control);
-  if (const RecomputedCells recomputed(plan);
-      opaque && (recomputed.in_layers() || recomputed.in_parts())) {
-    throw Error(
-        "`recompute`: at `level` buffer a chunk has no values of some of its layers; give "
-        "`level` comm, or `recompute` full");
+  if (opaque) {
+    const RecomputedCells recomputed(plan);
+    if (recomputed.in_layers() || recomputed.in_parts()) {
+      throw Error(
+          "`recompute`: at `level` buffer a chunk has no values of some of its layers; give "
+          "`level` comm, or `recompute` full");
+    }
   }
   // A searched plan may have other stages than the costs: then it brings its own, and its limit.
   CostModel costs = AtReplicas(plan.costs ? *plan.costs : spec.costs, plan);
@@ -250,7 +265,9 @@ Plan Compile(Spec spec, const CompileOptions& options) {
   const LowerOptions lower = {.target = options.level, .overlap = overlap, .memory_limit = limit};
   const std::string name = plan.schedule;
   try {
-    return Lower(std::move(plan), costs, lower, options.observer);
+    plan = Lower(std::move(plan), costs, lower, options.observer);
+    if (plan.provenance) SetFigures(costs, limit, &plan);
+    return plan;
   } catch (const UnsoundOrder& error) {
     // The order is our own.
     throw InternalError("internal error: the order of " + name + ": " + error.what() +

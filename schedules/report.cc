@@ -139,8 +139,9 @@ Report MakeReport(const Plan& plan, const CostModel& costs, std::optional<int64_
   const bool fits = MemoryLimit(costs, memory_limit).Fits(report.simulation);
   if (!fits && (made_for || OffloadedCells(plan).any())) memory_limit.reset();
   report.bound = ProveBound(plan, costs, memory_limit);
-  // A plan that was searched with a partition of its own has a bound for any.
-  const bool own = plan.provenance && costs == plan.costs && !costs.partition.empty();
+  // A plan that was searched with a partition of its own has a bound for any, but for components.
+  const bool own =
+      plan.provenance && costs == plan.costs && !costs.partition.empty() && plan.layers == 0;
   const Time any = own ? plan.provenance->bound : 0;
   if (own) report.any_partition = std::min(any, report.bound.value);
   const Time update = ShortestUpdate(plan, costs);

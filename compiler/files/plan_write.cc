@@ -33,6 +33,10 @@ class Pieces {
   std::string text_;
 };
 
+void AppendText(const Instruction& instruction, std::string* out) { Append(instruction, out); }
+void AppendText(const Slot& slot, std::string* out) { *out += ToString(slot); }
+void AppendText(const Mark& mark, std::string* out) { *out += ToString(mark); }
+
 /// Appends a member with a list for each rank, or that of one rank: an entry a line.
 template <typename Entry>
 void WriteRows(const char* key, const std::vector<std::vector<Entry>>& rows,
@@ -47,7 +51,7 @@ void WriteRows(const char* key, const std::vector<std::vector<Entry>>& rows,
     for (const Entry& entry : rows.at(r)) {
       *out += separator;
       // The text of an instruction, slot or mark has nothing to escape.
-      *out += ToString(entry);
+      AppendText(entry, out);
       *out += '"';
       separator = ",\n\"";
       pieces->Spill();

@@ -96,7 +96,8 @@ class Inserter {
         timeline_(Simulate(plan_, costs).timeline),
         moments_(GlobalOrder(plan_, timeline_)),
         owner_(plan_),
-        inbox_(plan_.programs.size()) {}
+        inbox_(plan_.programs.size()),
+        sends_(plan_.programs.size()) {}
 
   Plan Run() {
     Reserve();
@@ -110,26 +111,34 @@ class Inserter {
   }
 
  private:
-  /// Messages that instruction `index` of rank r sends: calls send(SEND, RECV) for each.
-  template <typename Send>
-  void ForEachMessage(int r, const Instruction& i, Send send) const {
+  /// A message that an instruction of a rank sends.
+  struct Sent {
+    bool forward;
+    int stage, microbatch, to;  ///< the stage that made it
+
+    Instruction send() const {
+      return Message(forward ? Op::SEND_F : Op::SEND_B, stage, microbatch, to);
+    }
+    Insertion recv(const Moment& moment, int from) const {
+      return {moment, forward ? Op::RECV_F : Op::RECV_B, stage + (forward ? 1 : -1), microbatch,
+              from};
+    }
+  };
+
+  /// Calls visit(Sent) for each message that an instruction of rank r sends.
+  template <typename Visit>
+  void ForEachMessage(int r, const Instruction& i, Visit visit) const {
     if (HasForward(i.op) && i.stage + 1 < plan_.stages) {
       const int to = owner_(i.stage + 1, i.microbatch);
-      if (to != r) {
-        send(Message(Op::SEND_F, i.stage, i.microbatch, to),
-             Message(Op::RECV_F, i.stage + 1, i.microbatch, r));
-      }
+      if (to != r) visit(Sent{true, i.stage, i.microbatch, to});
     }
     if (HasBackward(i.op) && BackStage(i) > 0) {
       const int to = owner_(BackStage(i) - 1, BackMicrobatch(i));
-      if (to != r) {
-        send(Message(Op::SEND_B, BackStage(i), BackMicrobatch(i), to),
-             Message(Op::RECV_B, BackStage(i) - 1, BackMicrobatch(i), r));
-      }
+      if (to != r) visit(Sent{false, BackStage(i), BackMicrobatch(i), to});
     }
   }
 
-  /// Makes the inboxes as large as they will be.
+  /// Counts the messages of each rank, and makes the inboxes as large as they will be.
   void Reserve() {
     std::vector<size_t> sizes(inbox_.size(), 0);
     for (const std::vector<int>& copies : HoldersOfStage(plan_)) {
@@ -137,8 +146,9 @@ class Inserter {
     }
     for (int r = 0; r < plan_.ranks; ++r) {
       for (const Instruction& i : plan_.program(r)) {
-        ForEachMessage(r, i, [&](const Instruction&, const Instruction& recv) {
-          ++sizes[static_cast<size_t>(owner_(recv.stage, recv.microbatch))];
+        ForEachMessage(r, i, [&](const Sent& sent) {
+          ++sizes[static_cast<size_t>(sent.to)];
+          ++sends_[static_cast<size_t>(r)];
         });
       }
     }
@@ -151,9 +161,8 @@ class Inserter {
     const Program& program = plan_.programs[rank];
     for (size_t i = 0; i < program.size(); ++i) {
       const Moment behind = {timeline_.ranks[rank][i].end, moments_[rank][i].number + 1};
-      ForEachMessage(r, program[i], [&](const Instruction&, const Instruction& recv) {
-        inbox_[static_cast<size_t>(owner_(recv.stage, recv.microbatch))].push_back(
-            {behind, recv.op, recv.stage, recv.microbatch, recv.peer});
+      ForEachMessage(r, program[i], [&](const Sent& sent) {
+        inbox_[static_cast<size_t>(sent.to)].push_back(sent.recv(behind, r));
       });
     }
   }
@@ -202,12 +211,8 @@ class Inserter {
     // Stable: messages of one moment (both halves of an FB) keep their order, REDUCE stays before
     // STEP.
     std::stable_sort(inbox.begin(), inbox.end());
-    size_t sends = 0;
-    for (const Instruction& i : program) {
-      ForEachMessage(r, i, [&](const Instruction&, const Instruction&) { ++sends; });
-    }
     Program& merged = plan_.programs[rank] = {};
-    merged.reserve(program.size() + sends + inbox.size());
+    merged.reserve(program.size() + sends_[rank] + inbox.size());
     auto next = inbox.begin();
     for (size_t i = 0; i < program.size(); ++i) {
       for (; next != inbox.end() && next->moment < moments[i]; ++next) {
@@ -217,12 +222,12 @@ class Inserter {
       const Moment behind = {spans[i].end, moments[i].number + 1};
       // Whatever else arrives while the instruction runs comes before its own messages.
       bool arrived = false;
-      ForEachMessage(r, program[i], [&](const Instruction& send, const Instruction&) {
+      ForEachMessage(r, program[i], [&](const Sent& sent) {
         for (; !arrived && next != inbox.end() && next->moment < behind; ++next) {
           merged.push_back(next->instruction());
         }
         arrived = true;
-        merged.push_back(send);
+        merged.push_back(sent.send());
       });
     }
     for (; next != inbox.end(); ++next) merged.push_back(next->instruction());
@@ -234,6 +239,7 @@ class Inserter {
   std::vector<std::vector<Moment>> moments_;
   const Owners owner_;
   std::vector<std::vector<Insertion>> inbox_;
+  std::vector<size_t> sends_;  // by rank
 };
 
 }  // namespace

@@ -1,6 +1,7 @@
 #include "compiler/plan/instruction.h"
 
 #include <charconv>
+#include <iterator>
 #include <vector>
 
 #include "compiler/plan/error.h"
@@ -22,12 +23,21 @@ constexpr std::string_view kKindLetters = "mdp";
 
 constexpr std::string_view kPartNames[] = {"full", "attention", "experts", "all-but-attention"};
 
-void Append(std::string* out, std::string_view prefix, int value) {
-  char digits[16];
-  const auto end = std::to_chars(digits, digits + sizeof digits, value).ptr;
-  out->append(prefix);
-  out->append(digits, end);
-}
+/// Text of one instruction, put together before any string grows.
+class Text {
+ public:
+  void Add(std::string_view word) { end_ += word.copy(end_, word.size()); }
+  void Add(std::string_view prefix, int value) {
+    Add(prefix);
+    end_ = std::to_chars(end_, std::end(text_), value).ptr;
+  }
+  std::string_view view() const { return {text_, static_cast<size_t>(end_ - text_)}; }
+
+ private:
+  // No word or prefix is longer than 24 characters, no number than 11.
+  char text_[35 * (12 + kMaxAfter)];
+  char* end_ = text_;
+};
 
 /// Cuts an instruction's text into words and reads them; every error quotes the whole text.
 class Parser {
@@ -313,28 +323,41 @@ bool IsForwardComponent(Op op) {
          first == Op::COMBINE_F;
 }
 
-std::string ToString(const Instruction& i) {
-  std::string out(Name(i.op));
-  Append(&out, " s", i.stage);
+void Append(const Instruction& i, std::string* out) {
+  Text text;
+  text.Add(Name(i.op));
+  text.Add(" s", i.stage);
   const Operands operands = OperandsOf(i.op);
-  if (operands == Operands::kLayer) Append(&out, " l", i.layer);
-  if (operands != Operands::kStage) Append(&out, " m", i.microbatch);
+  if (operands == Operands::kLayer) text.Add(" l", i.layer);
+  if (operands != Operands::kStage) text.Add(" m", i.microbatch);
   if (operands == Operands::kPair) {
-    Append(&out, " + s", i.back_stage);
-    Append(&out, " m", i.back_microbatch);
+    text.Add(" + s", i.back_stage);
+    text.Add(" m", i.back_microbatch);
   }
   if (operands == Operands::kMessage) {
-    Append(&out, WorkOf(i.op) == Work::kSend ? " to=" : " from=", i.peer);
+    text.Add(WorkOf(i.op) == Work::kSend ? " to=" : " from=", i.peer);
   }
-  if (i.part != RecomputePart::kFull) out.append(" part=").append(Name(i.part));
-  if (i.layers != 0) Append(&out, " layers=", i.layers);
-  if (i.group >= 0) Append(&out, " group=", i.group);
-  if (i.slot >= 0) Append(&out, " slot=", i.slot);
-  if (i.lane != Lane::kNone) out.append(" lane=").append(Name(i.lane));
+  if (i.part != RecomputePart::kFull) {
+    text.Add(" part=");
+    text.Add(Name(i.part));
+  }
+  if (i.layers != 0) text.Add(" layers=", i.layers);
+  if (i.group >= 0) text.Add(" group=", i.group);
+  if (i.slot >= 0) text.Add(" slot=", i.slot);
+  if (i.lane != Lane::kNone) {
+    text.Add(" lane=");
+    text.Add(Name(i.lane));
+  }
   for (int k = 0; k < i.after_count; ++k) {
-    Append(&out, k == 0 ? " after=" : ",", i.after[static_cast<size_t>(k)]);
+    text.Add(k == 0 ? " after=" : ",", i.after[static_cast<size_t>(k)]);
   }
-  return out;
+  out->append(text.view());
+}
+
+std::string ToString(const Instruction& i) {
+  std::string text;
+  Append(i, &text);
+  return text;
 }
 
 Instruction ParseInstruction(std::string_view text) { return Parser(text).Parse(); }

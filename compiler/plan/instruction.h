@@ -240,6 +240,7 @@ inline int BackMicrobatch(const Instruction& i) {
 /// `SEND_F s3 m7 to=4`: operation, operands, then the keys that are set, in the order
 /// to|from, part, layers, group, slot, lane, after, each separated by one space.
 std::string ToString(const Instruction& instruction);
+void Append(const Instruction& instruction, std::string* text);  ///< the same
 
 /// Inverse of ToString: accepts exactly the text it writes (keys in any order, each at most once).
 /// Throws Error that says what is wrong at which word; never reads past `text`.

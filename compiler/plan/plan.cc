@@ -262,16 +262,6 @@ int64_t MessageCount(const Plan& plan) {
   return count;
 }
 
-MarkedCells::MarkedCells(const Plan& plan, bool (*marks)(Op)) : microbatches_(plan.microbatches) {
-  for (const Program& program : plan.programs) {
-    for (const Instruction& i : program) {
-      if (!marks(i.op)) continue;
-      if (cells_.empty()) cells_ = Grid<bool>(plan.stages, microbatches_);
-      cells_(i.stage, i.microbatch) = true;
-    }
-  }
-}
-
 RecomputedCells::RecomputedCells(const Plan& plan) : MarkedCells(plan, IsRecompute) {
   if (!any()) return;
   extents_.resize(static_cast<size_t>(plan.stages));

@@ -192,7 +192,17 @@ class MarkedCells {
   bool HasStage(int stage) const;
 
  protected:
-  MarkedCells(const Plan& plan, bool (*marks)(Op));
+  /// Cells of instructions whose operation `marks` is true for.
+  template <typename Marks>
+  MarkedCells(const Plan& plan, const Marks& marks) : microbatches_(plan.microbatches) {
+    for (const Program& program : plan.programs) {
+      for (const Instruction& i : program) {
+        if (!marks(i.op)) continue;
+        if (cells_.empty()) cells_ = Grid<bool>(plan.stages, microbatches_);
+        cells_(i.stage, i.microbatch) = true;
+      }
+    }
+  }
 
  private:
   int microbatches_;

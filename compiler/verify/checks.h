@@ -183,7 +183,8 @@ struct Tables {
   }
   /// The rank that runs a stage for a micro-batch.
   int Owner(int stage, int microbatch) const {
-    return copies[static_cast<size_t>(CopyIndex(stage, microbatch))].rank;
+    const auto route = static_cast<size_t>(route_of[static_cast<size_t>(microbatch)]);
+    return plan.routes[route].ranks[static_cast<size_t>(stage)];
   }
   /// Number of the copy of a stage that a micro-batch uses.
   int32_t CopyIndex(int stage, int microbatch) const {

@@ -8,7 +8,9 @@
 //     makespan >= min over i_1 < .. < i_(P-1) of max over r of B(r, i_r, i_(r+1)),
 //
 // which a dynamic programme over the ends of stages finds exactly. Segments with B >= `enough` are
-// of no interest.
+// of no interest: from each start only lengths up to the first whose work alone takes `enough`, and
+// only starts that leave the ranks to come no more than they can do in that time. Where `enough` is
+// much, the programme first looks for a partition a little above what work alone takes.
 //
 // Two stages a rank: pair_bound.cc; more of them: deep_bound.cc. Otherwise all ranks together do
 // the work of all layers for all micro-batches, and none begins before its head: a stage s has s
@@ -27,6 +29,7 @@
 #include <limits>
 #include <numeric>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "compiler/bound/bound.h"
@@ -99,8 +102,6 @@ std::optional<Time> MostForwardsHeld(const Spec& spec, const LayerStages& layers
 namespace {
 
 constexpr Time kNoSuch = std::numeric_limits<Time>::max();
-/// Segments up to which the exact method is worth its time.
-constexpr int64_t kMostSegments = 2'000'000;
 
 /// True for one stage a rank, of one route.
 bool OneStageEach(const Plan& frame) {
@@ -119,34 +120,48 @@ class LinearBound {
       : spec_(spec),
         layers_(*layers),
         work_(work),
-        enough_(enough),
+        all_(std::min(enough, kNoSuch / 4)),
         hop_(LeastHop(spec.costs)),
         scale_(ScaleOfAll(spec)),
         devices_(DevicesOf(spec)),
         alone_(SingleRank(spec)) {}
 
   PartitionBound Find() {
+    const Time work = LeastByWork();
+    for (Time longer = work / 8 + 1;; longer *= 2) {
+      PartitionBound bound = Below(std::min(all_, work + longer));
+      if (!bound.partition.empty() || enough_ == all_) return bound;
+    }
+  }
+
+ private:
+  /// The same, no more than `enough`.
+  PartitionBound Below(Time enough) {
+    enough_ = enough;
     const int count = layers_.layers(), ranks = spec_.ranks;
+    const std::vector<int> earliest = EarliestStarts();
     std::vector<Time> least(static_cast<size_t>(count) + 1, kNoSuch);
     least[0] = 0;
     std::vector<std::vector<int>> from;  // of each rank, by the end of its layers: where they begin
-    for (int r = 0; r < ranks; ++r) {
+    for (int r = 0, furthest = 0; r < ranks; ++r) {
       std::vector<Time> next(least.size(), kNoSuch);
       std::vector<int>& origin = from.emplace_back(least.size(), -1);
-      for (int i = r; i < count; ++i) {
+      const int first = earliest[static_cast<size_t>(r)], last = count - (ranks - r - 1);
+      const int until = std::exchange(furthest, 0);
+      for (int i = first; i <= until && i < last; ++i) {
         const Time before = least[static_cast<size_t>(i)];
         if (before >= enough_) continue;
-        const int last = r + 1 == ranks ? count : count - (ranks - r - 1);
-        for (int j = r + 1 == ranks ? count : i + 1; j <= last; ++j) {
+        const int shortest = std::max(i + 1, earliest[static_cast<size_t>(r) + 1]);
+        // More layers are more work.
+        for (int j = shortest; j <= last && Work(r, i, j) < enough_; ++j) {
           Time& best = next[static_cast<size_t>(j)];
           if (before >= best) continue;
-          const Time value = std::max(before, OfSegment(r, i, j));
-          if (value < best) {
-            best = value;
-            origin[static_cast<size_t>(j)] = i;
-          }
-          // More layers are more work.
-          if (value >= enough_ && Work(r, i, j) >= enough_) break;
+          const Time most = std::min(best, enough_);
+          const Time value = std::max(before, OfSegment(r, i, j, most));
+          if (value >= most) continue;
+          best = value;
+          origin[static_cast<size_t>(j)] = i;
+          furthest = std::max(furthest, j);
         }
       }
       least = std::move(next);
@@ -156,13 +171,40 @@ class LinearBound {
     bound.value = least.back();
     for (size_t r = from.size(), end = static_cast<size_t>(count); r-- > 0;) {
       const int begin = from[r][end];
-      bound.partition.insert(bound.partition.begin(), static_cast<int>(end) - begin);
+      bound.partition.push_back(static_cast<int>(end) - begin);
       end = static_cast<size_t>(begin);
     }
+    std::ranges::reverse(bound.partition);
     return bound;
   }
 
- private:
+  /// The least time, of no more than `enough`, in which the ranks can do all work.
+  Time LeastByWork() {
+    Time low = 0, high = all_;
+    while (low < high) {
+      enough_ = low + (high - low) / 2;
+      if (EarliestStarts().front() > 0) {
+        low = enough_ + 1;
+      } else {
+        high = enough_;
+      }
+    }
+    return low;
+  }
+
+  /// Of each rank the first layer it may begin with, so that it and those behind it can do what is
+  /// left in less than `enough`; behind the last rank the end of the model.
+  std::vector<int> EarliestStarts() const {
+    std::vector<int> starts(static_cast<size_t>(spec_.ranks) + 1, layers_.layers());
+    for (int r = spec_.ranks - 1; r >= 0; --r) {
+      const int end = starts[static_cast<size_t>(r) + 1];
+      int start = end;
+      while (start > r && Work(r, start - 1, end) < enough_) --start;
+      starts[static_cast<size_t>(r)] = start;
+    }
+    return starts;
+  }
+
   Time Work(int r, int i, int j) const {
     Time work = spec_.microbatches * work_.between(i, j);
     if (!spec_.costs.microbatch_scale.empty()) {
@@ -173,7 +215,8 @@ class LinearBound {
     return AtLeast(work, SpeedOf(spec_, r), 3 * spec_.microbatches);
   }
 
-  Time OfSegment(int r, int i, int j) {
+  /// Bound of rank r with the layers i..j-1; `most` where it is no less than that.
+  Time OfSegment(int r, int i, int j, Time most) {
     StageSurroundings around;
     // If micro-batches differ, the times around one of them depend on which it is.
     if (spec_.costs.microbatch_scale.empty()) {
@@ -186,7 +229,7 @@ class LinearBound {
           AtLeast(layers_.backward_before(count) - layers_.backward_before(j), fastest, behind) +
           2 * behind * hop_;
     }
-    if (around.head + Work(r, i, j) >= enough_) return enough_;
+    if (around.head + Work(r, i, j) >= most) return most;
     CostModel stage = layers_.Segment(i, j);
     if (!spec_.costs.ranks.empty()) {
       stage.ranks = {spec_.costs.ranks[static_cast<size_t>(r)]};
@@ -204,14 +247,16 @@ class LinearBound {
     try {
       return ProveStageBound(stage, spec_.microbatches, around, limit).value;
     } catch (const Error&) {
-      return enough_;  // one activation does not fit: no such stage
+      return most;  // one activation does not fit: no such stage
     }
   }
 
   const Spec& spec_;
   LayerStages& layers_;
   const LayerWork& work_;
-  const Time enough_, hop_;
+  const Time all_;
+  Time enough_ = 0;  ///< beyond which segments are of no interest for now
+  const Time hop_;
   const double scale_;
   const std::vector<int64_t> devices_;
   const Plan alone_;
@@ -265,12 +310,11 @@ PartitionBound BoundOfPartitions(const Spec& spec, LayerStages* layers, const Pl
                                  Time enough) {
   LayerWork work(layers, MostOfStage(spec, frame, enough));
   const PartitionBound average = {std::min(AverageBound(spec, *layers, work, frame), enough), {}};
-  const int64_t count = layers->layers();
   std::optional<PartitionBound> exact;
-  if (!OneStageEach(frame)) {
-    exact = BoundOfPairs(spec, layers, &work, frame, enough);
-  } else if (count * count * frame.ranks <= kMostSegments) {
+  if (OneStageEach(frame)) {
     exact = LinearBound(spec, layers, work, enough).Find();
+  } else {
+    exact = BoundOfPairs(spec, layers, &work, frame, enough);
   }
   if (!exact && average.value < enough) exact = BoundOfDeep(spec, *layers, &work, frame, enough);
   if (!exact) return average;

@@ -19,7 +19,7 @@ namespace contraflow {
 
 LayerWork::LayerWork(LayerStages* layers, Time most) : layers_(*layers), most_(most) {
   const int count = layers_.layers();
-  known_.assign(static_cast<size_t>(count) * static_cast<size_t>(count + 1), -1);
+  known_.resize(static_cast<size_t>(count));
   std::vector<Time> prices;
   int kinds = 0;
   for (int i = 0; i < count; ++i) {
@@ -36,13 +36,14 @@ bool LayerWork::Looks(int first, int last) const {
 }
 
 Time LayerWork::Of(int first, int last) {
-  Time& known = known_[static_cast<size_t>(first) * static_cast<size_t>(layers_.layers() + 1) +
-                       static_cast<size_t>(last)];
-  if (known >= 0) return known;
-  known = layers_.least_work_before(last) - layers_.least_work_before(first);
+  const Time busy = layers_.least_work_before(last) - layers_.least_work_before(first);
+  if (!Looks(first, last)) return busy;
+  std::vector<Time>& known = known_[static_cast<size_t>(first)];
+  const auto length = static_cast<size_t>(last - first);
+  if (known.size() <= length) known.resize(length + 1, -1);
   // Layers that overlap are costly to look at together.
-  if (Looks(first, last)) known = std::max(known, LeastWorkOf(layers_.CostOf(first, last)));
-  return known;
+  if (known[length] < 0) known[length] = std::max(busy, LeastWorkOf(layers_.CostOf(first, last)));
+  return known[length];
 }
 
 void LayerWork::RaisePrice(int kind, std::vector<Time>* prices) {

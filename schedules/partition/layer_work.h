@@ -27,7 +27,7 @@ class LayerWork {
 
   LayerStages& layers_;
   const Time most_;
-  std::vector<Time> known_;  // by first and last layer; -1: not yet
+  std::vector<std::vector<Time>> known_;  // by first layer and number; -1: not yet
   std::vector<Time> before_;
 };
 

@@ -1,6 +1,7 @@
 // Costs by layer for plans that exist, and for plans of components.
 
 #include <algorithm>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -9,6 +10,7 @@
 #include "compiler/plan/error.h"
 #include "compiler/plan/layer_cost.h"
 #include "schedules/partition/stages.h"
+#include "schedules/search/candidates.h"
 
 namespace contraflow {
 namespace {
@@ -65,6 +67,14 @@ CostModel StagesForPlan(const CostModel& model, const Plan& plan, Overlap overla
   CostModel made = AllForPlan(model, plan, overlap);
   LeaveOutUnused(plan, plan.layers > 0, &made);
   return made;
+}
+
+CostModel CutForPlan(const CostModel& costs, const Plan& plan) {
+  const auto listed = static_cast<int>(costs.stages.size());
+  const std::optional<int> cut = plan.provenance ? plan.provenance->cost_stages : std::nullopt;
+  if (listed == 1 || listed != cut.value_or(std::min(listed, plan.stages))) return costs;
+  if (!RejectRepartition(costs, listed, plan.stages).empty()) return costs;
+  return Repartition(costs, listed, plan.stages);
 }
 
 CostModel FoldEnds(const CostModel& costs) {

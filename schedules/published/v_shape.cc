@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <array>
+#include <optional>
 #include <utility>
 
 #include "compiler/plan/error.h"
@@ -85,7 +86,12 @@ class Line {
   /// holding more than `limit`, if there is one.
   void MoveForward(int low, int from, int microbatch, int limit) {
     for (int to = low; to < from; ++to) {
-      if (kind(to) != kFree || !Move(from, to, limit)) continue;
+      if (kind(to) != kFree) continue;
+      // In any slot up to the one that holds too much then, it would hold no less there.
+      if (const std::optional<int> over = Move(from, to, limit)) {
+        to = *over;
+        continue;
+      }
       const int moved = kind(to);
       at_[static_cast<size_t>(moved)][static_cast<size_t>(microbatch)] = to;
       if (moved == 2 || moved == 3) {
@@ -116,29 +122,30 @@ class Line {
     }
   }
 
-  /// False, and nothing done, if that would hold more than `limit`.
-  bool Move(int from, int to, int limit) {
+  /// The first slot that would hold more than `limit` then; nothing, and it is done, if none would.
+  std::optional<int> Move(int from, int to, int limit) {
     const auto source = static_cast<size_t>(from), target = static_cast<size_t>(to);
     std::swap(slots_[source], slots_[target]);
     Held held = to > 0 ? held_[target - 1] : Held{};
-    std::vector<Held> after;
+    after_.clear();
     for (size_t slot = target; slot < slots_.size(); ++slot) {
       Step(slots_[slot], &held);
       if (held.activations > limit) {
         std::swap(slots_[source], slots_[target]);
-        return false;
+        return static_cast<int>(slot);
       }
       if (slot > source && held == held_[slot]) break;  // the rest is as before
-      after.push_back(held);
+      after_.push_back(held);
     }
-    std::copy(after.begin(), after.end(), held_.begin() + to);
-    return true;
+    std::copy(after_.begin(), after_.end(), held_.begin() + to);
+    return std::nullopt;
   }
 
   std::vector<int> slots_;            // kind of each
   std::vector<std::vector<int>> at_;  // by kind and micro-batch
   std::vector<int> backwards_;        // slots of every B, ascending
   std::vector<Held> held_;            // after each slot
+  std::vector<Held> after_;           // Move: the same of some slots
 };
 
 /// Slots of the longest line.

@@ -59,6 +59,7 @@ class Zb2pHeuristic {
     for (State& state : state_) {
       state.end_f.resize(static_cast<size_t>(spec.microbatches));
       state.end_b.resize(static_cast<size_t>(spec.microbatches));
+      state.program.reserve(3 * state.end_f.size());
     }
   }
 

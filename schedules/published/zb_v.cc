@@ -283,7 +283,7 @@ ZbVResult BestZbV(const Spec& spec, ZbVPolicy policy) {
 
 /// Length of a step with a barrier after it (makespan) and without one (span), counted alike.
 Time Length(const Plan& plan, const CostModel& costs) {
-  const Simulation simulation = Simulate(plan, costs);
+  const Simulation simulation = Simulate(plan, costs, Keep::kFigures);
   return simulation.makespan + simulation.span;
 }
 

@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "compiler/bound/bound.h"
+#include "compiler/files/cost_io.h"
 #include "compiler/lower/interleave.h"
 #include "compiler/plan/layer_cost.h"
 #include "compiler/plan/spec.h"
@@ -16,12 +18,30 @@
 #include "compiler/simulate/simulate.h"
 #include "schedules/compare.h"
 #include "schedules/registry.h"
+#include "schedules/report.h"
 #include "tests/support/failure.h"
 #include "tests/support/sanitized.h"
 #include "tests/support/support.h"
 
 namespace contraflow::compile_test {
 namespace {
+
+/// Layers with and without components, whose overlap bounds of cells as blocks do not know.
+constexpr const char* kUnlikeLayers = R"({"unit": "us", "layers": [
+{"name": "embed", "f": 1, "b": 0, "w": 3, "activation_bytes": 4, "w_stash_bytes": 1,
+"parameter_bytes": 7, "gradient_bytes": 4, "optimizer_bytes": 6, "output_bytes": 3},
+{"name": "x0", "moe": {"attn_f": 5, "dispatch_f": 3, "mlp_f": 3, "combine_f": 3, "combine_b": 2,
+"mlp_b": 5, "dispatch_b": 4, "attn_b": 1, "mlp_w": 1, "attn_w": 1}, "repeat": 2,
+"activation_bytes": 14, "w_stash_bytes": 5, "parameter_bytes": 4, "gradient_bytes": 8,
+"optimizer_bytes": 7, "output_bytes": 2},
+{"name": "x1", "moe": {"attn_f": 1, "dispatch_f": 1, "mlp_f": 5, "combine_f": 3, "combine_b": 5,
+"mlp_b": 4, "dispatch_b": 3, "attn_b": 5, "mlp_w": 2, "attn_w": 2}, "repeat": 2,
+"activation_bytes": 11, "w_stash_bytes": 4, "parameter_bytes": 8, "gradient_bytes": 7,
+"optimizer_bytes": 15, "output_bytes": 3},
+{"name": "head", "f": 6, "b": 5, "w": 2, "activation_bytes": 15, "w_stash_bytes": 14,
+"parameter_bytes": 0, "gradient_bytes": 6, "optimizer_bytes": 16, "output_bytes": 3, "tied":
+"embed"}
+], "comm": {"time": 2}})";
 
 Plan CompileWithin(Spec spec, const std::string& memory_limit) {
   spec.memory_limit = MemoryLimitOf(spec, memory_limit);
@@ -202,6 +222,30 @@ TEST_SUITE("unit") {
 }
 
 TEST_SUITE("property") {
+  TEST_CASE("the figures in the provenance of a plan are those of its level") {
+    for (const Level level : {Level::kCompute, Level::kComm, Level::kComponent}) {
+      Spec spec = MakeSpec("auto", 4, 4, ReadCosts(kUnlikeLayers, "costs.json"));
+      spec.device_memory = 104;
+      spec.search.budget = 10'000'000;
+      const Plan plan = Compile(spec, {.level = level});
+      const Provenance& provenance = plan.provenance.value();
+      const Simulation simulation = Simulate(plan, *plan.costs);
+      CAPTURE(std::string(Name(level)));
+      CHECK(provenance.makespan == simulation.makespan);
+      CHECK(provenance.bound <= simulation.makespan);
+      if (level != Level::kComponent) continue;
+      CHECK(plan.layers > 0);
+      CHECK(provenance.bound == ProveBound(plan, *plan.costs, provenance.memory_limit).value);
+      CHECK_FALSE(MakeReport(plan, *plan.costs).any_partition);
+    }
+    // So is the optimizer's part.
+    Spec spec = MakeSpec("auto", 2, 4, UniformCosts(4, 4, 4));
+    spec.costs.stages.front().step = 7;
+    spec.search.budget = 1'000'000;
+    const Plan plan = Compile(spec);
+    CHECK(plan.provenance->makespan == Simulate(plan, *plan.costs).makespan);
+  }
+
   TEST_CASE("what is searched is never longer than dualpipe and dualpipe-v in their memory") {
     std::mt19937_64 random(67);
     int compared = 0, shorter = 0;

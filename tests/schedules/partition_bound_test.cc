@@ -5,6 +5,8 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <cstdint>
+#include <numeric>
 #include <optional>
 #include <random>
 #include <utility>
@@ -24,6 +26,28 @@
 
 namespace contraflow::partition_bound_test {
 namespace {
+
+/// Embedding, blocks and a head that costs as much as three of them.
+Spec BlocksAndHead(int ranks, int microbatches, int blocks) {
+  const auto of = [](const char* name, int repeat, Time f, Time b, Time w) {
+    LayerCost layer;
+    layer.name = name;
+    layer.repeat = repeat;
+    layer.cost = {.f = f, .b = b, .w = w, .bw = b + w, .fb = f + b + w};
+    return layer;
+  };
+  CostModel costs;
+  costs.layers = {of("embedding", 1, 50, 0, 90), of("block", blocks, 100, 110, 90),
+                  of("head", 1, 300, 300, 280)};
+  costs.comm.latency = 5;
+  return MakeSpec("zb-2p", ranks, microbatches, costs);
+}
+
+/// Bound for any partition into one stage a rank.
+PartitionBound BoundOfLinear(const Spec& spec, LayerStages* stages, Time enough) {
+  return BoundOfPartitions(spec, stages, SingleRoutePlan(spec, LinearPlacement(spec.ranks)),
+                           enough);
+}
 
 /// Makes a layer one of components, each with some ticks.
 void GiveComponents(std::mt19937_64* random, LayerCost* layer) {
@@ -114,6 +138,31 @@ TEST_SUITE("property") {
     CHECK(reached > cases / 10);
   }
 
+  TEST_CASE("a bound that is enough leaves out nothing below it") {
+    std::mt19937_64 random(79);
+    int fitting = 0;
+    for (int round = 0; round < CasesToDraw(100); ++round) {
+      const int ranks = 2 + round % 7, layers = ranks + static_cast<int>(random() % 20);
+      Spec spec = MakeSpec("", ranks, 1 + static_cast<int>(random() % 12),
+                           RandomLayers(&random, layers, true));
+      if (round % 2 == 0) spec.memory_limit = 20 + static_cast<int64_t>(random() % 100);
+      for (int r = 0; round % 3 == 0 && r < ranks; ++r) {
+        const double speed = 0.5 + 0.3 * static_cast<double>(random() % 4);
+        spec.costs.ranks.push_back({.speed = speed, .memory_bytes = {}});
+      }
+      LayerStages stages(spec.costs, Overlap::kAll);
+      constexpr Time kMuch = 1'000'000'000;
+      const Time least = BoundOfLinear(spec, &stages, kMuch).value;
+      CAPTURES(round, least);
+      if (least == kMuch) continue;  // nothing fits
+      ++fitting;
+      for (const Time enough : {least / 2, least, least + 1, least + 2, 2 * least}) {
+        CHECK(BoundOfLinear(spec, &stages, enough).value == std::min(least, enough));
+      }
+    }
+    CHECK(fitting > CasesToDraw(100) / 2);
+  }
+
   TEST_CASE("no bound for any partition into several stages a rank is above what a search finds") {
     std::mt19937_64 random(78);
     for (int round = 0; round < CasesToDraw(48); ++round) {
@@ -144,6 +193,28 @@ TEST_SUITE("property") {
       LayerStages stages(spec.costs, Overlap::kAll);
       CHECK(BoundOfPartitions(spec, &stages, plan, 2 * found).value <= found);
     }
+  }
+}
+
+TEST_SUITE("unit") {
+  TEST_CASE("the bound for one stage a rank is exact however many layers and ranks there are") {
+    // Some rank has nine blocks: 256 x 9 x 300, and what is around them, as on 8 and 16 ranks.
+    const Spec spec = BlocksAndHead(64, 256, 510);
+    LayerStages stages(spec.costs, Overlap::kAll);
+    for (const Time enough : {Time{692'100}, Time{707'985}, Time{2'000'000}, INT64_MAX}) {
+      const PartitionBound bound = BoundOfLinear(spec, &stages, enough);
+      REQUIRE(bound.value == 692'055);
+      CHECK(std::accumulate(bound.partition.begin(), bound.partition.end(), 0) == 512);
+      CHECK(std::ranges::max(bound.partition) == 9);
+    }
+    CHECK(BoundOfLinear(spec, &stages, 692'000).value == 692'000);
+
+    // A layer each and two blocks more than ranks: the head alone is the longest.
+    const Spec deep = BlocksAndHead(1024, 1024, 1024);
+    LayerStages of_deep(deep.costs, Overlap::kAll);
+    const PartitionBound bound = BoundOfLinear(deep, &of_deep, 2'000'000);
+    CHECK(bound.value >= 1024 * 880);
+    CHECK(bound.partition.size() == 1024);
   }
 }
 

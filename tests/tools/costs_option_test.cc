@@ -4,6 +4,7 @@
 #include <string>
 
 #include "compiler/plan/spec.h"
+#include "schedules/compile.h"
 #include "tests/support/failure.h"
 #include "tools/cli/exit.h"
 #include "tools/cli/spec_options.h"
@@ -158,6 +159,49 @@ TEST_SUITE("unit") {
           "deepseek-v3-h800: /moe/layers_per_stage: is 4, this plan has 2 layers a stage");
     plan.layers = 4;
     CHECK(Failure([&] { CostsForPlan(DeepSeek(), plan); }) == "accepted");
+  }
+
+  TEST_CASE("costs of stages are cut for a plan as its own were") {
+    Spec spec;
+    spec.ranks = 4;
+    spec.microbatches = 8;
+    spec.costs = UniformCosts(4'000'000, 4'000'000, 4'000'000);
+    spec.costs.stages.assign(4, spec.costs.stages.front());
+    spec.costs.stages[1].f += 400'001;
+    spec.costs.stages[1].fb += 400'001;
+    CostModel today = spec.costs;
+    today.stages[2].w += 1'000'000;
+    today.stages[2].bw += 1'000'000;
+    today.stages[2].fb += 1'000'000;
+    const auto check = [&](const Plan& plan, int stages) {
+      CAPTURE(plan.schedule);
+      REQUIRE(plan.stages == stages);
+      CHECK(CostsForPlan({.read = spec.costs}, plan).stages == plan.costs->stages);
+      const CostModel costs = CostsForPlan({.read = today}, plan);
+      Time sum = 0;
+      for (const StageCost& stage : costs.stages) sum += stage.w;
+      CHECK(sum == 17'000'000);
+      // The plan's own costs have its stages already.
+      CHECK(CostsForPlan({.read = *plan.costs}, plan).stages == plan.costs->stages);
+    };
+    spec.schedule = "auto";
+    spec.search.budget = 1'000'000;
+    for (const Placement placement : {Placement::kV, Placement::kInterleaved}) {
+      spec.search.placement = placement;
+      const Plan plan = Compile(spec);
+      check(plan, 8);
+      CHECK(plan.provenance->cost_stages == 4);
+    }
+    spec.partition = PartitionChoice{.kind = PartitionChoice::Kind::kEven};
+    for (const char* schedule : {"zb-v", "interleaved-1f1b", "dualpipe-v"}) {
+      spec.schedule = schedule;
+      check(Compile(spec), 8);
+    }
+    spec.schedule = "zb-v";
+    today.stages.resize(3);
+    CHECK(Failure([&] {
+            CostsForPlan({.read = today}, Compile(spec));
+          }).starts_with("`costs`: /stages: lists 3 stages, this schedule has 8; give "));
   }
 
   TEST_CASE("an error about the costs names their file") {

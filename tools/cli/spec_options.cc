@@ -267,7 +267,7 @@ CostModel CostsForPlan(const CostsOption& option, const Plan& plan,
     if (option.comm) costs.comm = comm;
   }
   return NamingCosts(option, [&] {
-    costs = AtReplicas(OnRanks(costs, plan), plan);
+    costs = AtReplicas(OnRanks(CutForPlan(costs, plan), plan), plan);
     CheckCosts(costs, plan.stages, plan.microbatches);
     CheckLayers(plan, costs);
     return costs;

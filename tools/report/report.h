@@ -50,7 +50,7 @@ std::string DescribeDevices(int ranks, const std::optional<Parallel>& parallel, 
 /// "dualpipe: 8 ranks, 8 stages, 20 micro-batches (level comm)"
 std::string DescribePlan(const Plan& plan);
 
-/// "searched: v placement, from zb-v, 66 units in its compute order, bound 66 units; seed 0" and a
+/// "searched: v placement, from zb-v, 66 units, bound 66 units; seed 0" and a
 /// line break, for a plan that was; else "".
 std::string DescribeSearch(const Plan& plan);
 

@@ -46,7 +46,7 @@ constexpr int64_t kNear = 32;
 /// each choice of what to recompute takes; partitions of each stage that are judged.
 constexpr int64_t kOrdersMade = 8, kOrdersRecomputed = 200, kPartitionsJudged = 40;
 /// Instructions of a partition search at most, and of a plan that is always made.
-constexpr int64_t kPartitionWork = 2'000'000, kSoonMade = 100'000;
+constexpr int64_t kPartitionWork = 2'000'000, kSoonMade = 400'000;
 
 /// Instructions that may be evaluated while a published schedule is made for the spec, about.
 int64_t WorkOfPublished(const Plan& frame, const Spec& spec) {
@@ -77,6 +77,11 @@ std::optional<Spec> SpecFor(const Schedule& schedule, const Spec& asked) {
   if (!spec.costs.layers.empty()) return spec;
   if (!RejectRepartition(spec.costs, given, stages).empty()) return std::nullopt;
   spec.costs = Repartition(spec.costs, given, stages);
+  try {
+    spec.recompute = RepartitionRecompute(asked.recompute, given, stages);
+  } catch (const Error&) {
+    return std::nullopt;  // its stages are not those that are named
+  }
   return spec;
 }
 
@@ -114,34 +119,36 @@ class AutoSearch {
     });
     bool open = false;
     for (const std::unique_ptr<Shape>& shape : shapes_) {
-      if (work_.spent() && incumbent_.any()) return true;
+      // A first run offers at least what is soon made, whatever the budget.
+      const bool soon = times == 1 && kOrdersMade * shape->instructions() <= kSoonMade;
+      if (work_.spent() && incumbent_.any() && !soon) return true;
       if (closed_.contains(shape.get()) || !Improves(*shape)) continue;
       SearchWork part(&work_, times * shape->orders() * shape->instructions());
       part.Spend(shape->instructions());  // so that the sequence ends even if a run has nothing to do
-      if (shape->Run(&part, &incumbent_)) {
-        open = true;
-      } else {
-        closed_.insert(shape.get());
-      }
+      const bool more = shape->Run(&part, &incumbent_);
+      if (!more) closed_.insert(shape.get());
+      open |= more;
+      if (incumbent_.any()) Report();
     }
     return open;
   }
 
   /// False if no plan of the shape is shorter than the incumbent.
   bool Improves(Shape& shape) {
-    if (!incumbent_.any() || !incumbent_.fits()) return true;
+    if (!incumbent_.any()) return true;
     const Time step = incumbent_.worth().step;
     const Time enough =
         step - static_cast<Time>(static_cast<double>(step) * asked_.search.until);
     return shape.Bound(enough) < enough;
   }
 
-  /// True if a shape with these routes has come near the incumbent.
-  bool Promises(const std::vector<Route>& routes) {
-    if (!incumbent_.any()) return true;
-    const Time step = incumbent_.worth().step;
+  /// True if there is a shape with these routes; with `near`, one that has come near the incumbent.
+  bool Promises(const std::vector<Route>& routes, bool near) {
     return std::ranges::any_of(shapes_, [&](const std::unique_ptr<Shape>& shape) {
-      return shape->step() && *shape->step() - step <= step / kNear && shape->routes() == routes;
+      if (shape->routes() != routes) return false;
+      if (!near || !incumbent_.any()) return true;
+      const Time step = incumbent_.worth().step;
+      return shape->step() && *shape->step() - step <= step / kNear;
     });
   }
 
@@ -156,24 +163,36 @@ class AutoSearch {
       if (!Allows(asked_.search.placement, placement)) continue;
       const int64_t work = WorkOfPublished(frame, *spec);
       if (large != (work > kSoonMade)) continue;
-      if (large && ((work_.spent() && incumbent_.any()) || !Promises(frame.routes))) continue;
-      work_.Spend(work);
-      incumbent_.Try([&] {
-        Plan plan = GeneratePlan(*spec, control_);
-        plan.schedule = kAuto.name;
-        if (!plan.costs) plan.costs = spec->costs;
-        const std::optional<int64_t> limit = LimitFor(asked_, plan.stages);
-        plan.provenance =
-            Provenance{.placement = std::string(Name(placement)),
-                       .from = std::string(schedule->name),
-                       .cost_stages = {},
-                       .memory_limit = limit,
-                       .makespan = Simulate(plan, *plan.costs, Keep::kFigures).makespan,
-                       .bound = ProveBound(plan, *plan.costs, limit).value};
-        return plan;
-      });
+      if (!Promises(frame.routes, large) || (large && work_.spent() && incumbent_.any())) continue;
+      // The least that is done whatever the budget counts for nothing.
+      if (large) work_.Spend(work);
+      try {
+        OfferPlan(GeneratePlan(*spec, control_), *spec, placement);
+      } catch (const InternalError&) {
+        throw;
+      } catch (const Error&) {
+        // A limit or costs that this schedule cannot have.
+      }
     }
   }
+
+  /// Offers the plan of a published schedule if it fits.
+  void OfferPlan(Plan plan, const Spec& spec, Placement placement) {
+    if (!plan.costs) plan.costs = spec.costs;
+    if (!FitsMemory(plan, *plan.costs, asked_)) return;
+    const std::optional<int64_t> limit = LimitFor(asked_, plan.stages);
+    plan.provenance =
+        Provenance{.placement = std::string(Name(placement)),
+                   .from = plan.schedule,
+                   .cost_stages = {},
+                   .memory_limit = limit,
+                   .makespan = Simulate(plan, *plan.costs, Keep::kFigures).makespan,
+                   .bound = ProveBound(plan, *plan.costs, limit).value};
+    plan.schedule = kAuto.name;
+    if (incumbent_.Offer(std::move(plan))) Report();
+  }
+
+  void Report() { work_.Found(incumbent_.worth().step, incumbent_.plan().provenance->bound); }
 
   Plan Finish() {
     Plan plan = incumbent_.Take();
@@ -202,7 +221,8 @@ class AutoSearch {
       }
       if (least) throw Error("auto " + least->advice);
     }
-    if (why_not) throw *why_not;
+    const bool counted = !layered && asked_.memory_limit && !devices;
+    if (why_not && !(counted && LeastLimit(asked_, asked_.recompute))) throw *why_not;
     if (devices && asked_.recompute.choice == Recompute::Choice::kNone) {
       throw Error(asked_.schedule +
                   " does not fit `device_memory`: no placement that was tried leaves room for one "

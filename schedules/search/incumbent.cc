@@ -1,5 +1,6 @@
 #include "schedules/search/incumbent.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "schedules/search/portfolio.h"
@@ -34,6 +35,12 @@ bool Incumbent::Try(const std::function<Plan()>& make) {
     Refuse(error);
     return false;
   }
+}
+
+void Incumbent::Raise(const std::string& placement, Time bound) {
+  if (!best_ || best_->provenance->placement != placement) return;
+  Provenance& provenance = *best_->provenance;
+  provenance.bound = std::max(provenance.bound, std::min(bound, provenance.makespan));
 }
 
 const Worth& Incumbent::worth() {

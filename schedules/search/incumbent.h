@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <string>
+#include <utility>
 
 #include "compiler/plan/error.h"
 #include "compiler/plan/plan.h"
@@ -31,6 +33,8 @@ class Incumbent {
   /// Offers a plan that is made now. False if that throws an Error, which is kept as the reason why
   /// there is none.
   bool Try(const std::function<Plan()>& make);
+  /// Raises the bound of the best plan if it is one of this placement and as long.
+  void Raise(const std::string& placement, Time bound);
   /// Keeps the last reason why there is no plan.
   void Refuse(const Error& why) { why_not_ = why; }
 

@@ -82,11 +82,16 @@ class LayerShape : public Shape {
   }
 
   /// The candidates of the one partition that the spec allows; nothing where it allows others.
+  /// Throws Error if no plan of it fits the memory limit.
   std::optional<std::vector<Candidate>> Fixed() {
     const std::optional<Partition> fixed = FixedPartition(of_, frame_.stages);
     if (!fixed) return std::nullopt;
     const Spec staged = Staged(of_, frame_, &layers_, *fixed);
     CheckBytes(staged.costs);
+    if (staged.memory_limit && DevicesOf(staged).empty() && staged.offload.choice == Offload::Choice::kNone) {
+      const std::optional<int64_t> least = LeastLimit(staged, staged.recompute);
+      if (least && *least > *staged.memory_limit) throw Error("auto " + MemoryAdvice(staged));
+    }
     return CandidatesOf(staged);
   }
 
@@ -130,9 +135,9 @@ class LayerShape : public Shape {
   std::optional<Lack> WhyNot() override {
     if (!CountsBytes(of_.costs) || !of_.memory_limit) return std::nullopt;
     const Roominess& roomiest = Roomiest();
-    if (roomiest.excess <= 0) return std::nullopt;
-    return Lack{roomiest.excess,
-                MemoryAdvice(StagedChunks(of_, frame_, &layers_, roomiest.partition))};
+    const Spec staged = StagedChunks(of_, frame_, &layers_, roomiest.partition);
+    if (roomiest.excess <= 0 || !LeastLimit(staged, staged.recompute)) return std::nullopt;
+    return Lack{roomiest.excess, MemoryAdvice(staged)};
   }
 
  private:

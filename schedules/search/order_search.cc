@@ -52,9 +52,9 @@ void ImproveOnLanes(const Spec& spec, SearchWork* work, FoundPlan* found) {
       ("lanes, from " + found->plan.provenance->from).substr(0, kMaxFrom);
 }
 
-/// Share of the budget of a small candidate for its other searches, before all of its schedules are
-/// looked at, and the share of the rest for that.
-constexpr int64_t kFirstShare = 8, kExactShare = 2;
+/// Share of the work of a small candidate for its other searches, before all of its schedules are
+/// looked at, and the share of the rest for local search if that does not end.
+constexpr int64_t kFirstShare = 8, kLastShare = 8;
 
 /// Share of a search for the order of micro-batches before it.
 constexpr int64_t kArrangeShare = 4;
@@ -148,7 +148,7 @@ Time OrderSearch::LookAtAll(const Seeds& seeds, Time bound, SearchWork* work, Se
                             Plan* plan) {
   const Spec& spec = candidate_.spec;
   ExactSearch exact = SearchExactly(seeds.problem.frame, seeds.problem.costs, spec.memory_limit, {},
-                                    found->makespan, bound, work->left() / kExactShare, work);
+                                    found->makespan, bound, work->left() / kLastShare * (kLastShare - 1), work);
   if (!exact.programs.empty()) {
     plan->programs = std::move(exact.programs);
     found->makespan = exact.makespan;

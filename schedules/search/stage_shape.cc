@@ -81,6 +81,8 @@ class StageShape : public Shape {
     }
     Found(found->step);
     incumbent->Offer(std::move(plan));
+    // A bound with any room holds within the limit.
+    if (!varied_ && !open_) incumbent->Raise(std::string(Name(candidate_.placement)), search.bound());
     return true;
   }
 

@@ -42,8 +42,7 @@ bool SearchWork::Spend(int64_t instructions) {
 }
 
 int64_t SearchWork::left() const {
-  if (spent()) return 0;
-  return whole_ == nullptr ? total_ - done_ : std::min(total_ - done_, whole_->left());
+  return spent() ? 0 : total_ - done_;
 }
 
 void SearchWork::Enter(std::string_view phase) {

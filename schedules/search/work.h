@@ -27,7 +27,9 @@ class SearchWork {
   /// stop; then the caller ends with the best so far.
   bool Spend(int64_t instructions);
   bool spent() const { return over_ || (whole_ != nullptr && whole_->spent()); }
-  int64_t left() const;  ///< instructions; 0 when over
+  /// Instructions; 0 when over. Of a part they do not depend on the whole, so that a part that the
+  /// whole ends early has done what it would have done anyway.
+  int64_t left() const;
   int64_t done() const { return done_; }
 
   /// True if the caller has asked the search to stop.

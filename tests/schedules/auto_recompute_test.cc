@@ -52,7 +52,7 @@ Spec DrawSpec(std::mt19937_64* random) {
   Spec spec = MakeSpec("auto", static_cast<int>(Draw(random, 1, 5)),
                        static_cast<int>(Draw(random, 2, 9)), {});
   spec.search.placement = kPlacements[Draw(random, 0, 6)];
-  spec.search.budget = 500'000;
+  spec.search.budget = 20'000'000;
   const bool wave = spec.search.placement == Placement::kWave;
   const auto chunks = static_cast<int>(wave ? Draw(random, 3, 4) : Draw(random, 1, 2));
   spec.costs = RandomCosts(random, chunks * spec.ranks, spec.microbatches);
@@ -157,7 +157,7 @@ Spec DrawLimited(std::mt19937_64* random, bool layered) {
   }
   spec.costs.host = HostCost{.latency = Draw(random, 1, 30)};
   spec.search.placement = Draw(random, 0, 1) == 0 ? Placement::kLinear : Placement::kV;
-  spec.search.budget = 1'000'000;
+  spec.search.budget = 50'000'000;
   spec.memory_limit = activations * Draw(random, 4, 15) / 10;
   return spec;
 }

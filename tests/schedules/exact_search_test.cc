@@ -84,7 +84,7 @@ Plan LinearFrame(int ranks, int microbatches) {
 Plan Searched(const ExactInstance& instance) {
   Spec spec = MakeSpec("auto", instance.plan.ranks, instance.plan.microbatches, instance.costs);
   spec.memory_limit = instance.limit;
-  spec.search.budget = 200'000'000;
+  spec.search.budget = 1'000'000'000;
   spec.search.placement = ParsePlacement(instance.placement == "V" ? "v" : instance.placement);
   if (instance.placement == "interleaved") spec.chunks = 2;
   // One entry is for every stage of the instance.

@@ -77,7 +77,7 @@ TEST_SUITE("property") {
       // One layer is no two chunks.
       spec.search.placement =
           costs.moe || random() % 2 == 0 ? Placement::kBidirectional : Placement::kV;
-      spec.search.budget = 8'000'000;
+      spec.search.budget = 100'000'000;
       const auto step = [&](std::optional<int64_t> limit) {
         spec.memory_limit = limit;
         const Plan plan = GeneratePlan(spec);

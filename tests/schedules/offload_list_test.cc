@@ -100,7 +100,7 @@ TEST_SUITE("unit") {
     Spec spec = MakeSpec("auto", 4, 8, costs);
     const Plan frame = SingleRoutePlan(spec, LinearPlacement(4));
     const std::vector<int64_t> limits(4, 2000);
-    spec.search.budget = 50'000'000;
+    spec.search.budget = 400'000'000;
     SearchWork work(spec.search);
     const Plan plan = SearchOffloadRules(frame, costs, limits, 2830, 0, &work);
     CHECK(FindingsText(plan) == "");

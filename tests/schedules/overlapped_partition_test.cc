@@ -71,7 +71,7 @@ TEST_SUITE("unit") {
     Spec spec = MakeSpec("auto", 7, 15, DenseThenMoe(21));
     spec.search.placement = Placement::kBidirectional;
     Time before = std::numeric_limits<Time>::max();
-    for (const int64_t budget : {25'000'000, 100'000'000}) {
+    for (const int64_t budget : {100'000'000, 400'000'000}) {
       spec.search.budget = budget;
       const Plan plan = Compile(spec);
       CHECK(Verify(plan).empty());

@@ -140,7 +140,7 @@ TEST_SUITE("property") {
     // 213.7 with stages that are searched one partition after the other, and with even depths.
     Spec spec = MakeSpec("auto", 8, 8, LayersOf(62));
     spec.search.placement = Placement::kSingle;
-    spec.search.budget = 100'000'000;
+    spec.search.budget = 1'000'000'000;
     const Plan plan = Compile(spec);
     CHECK(Verify(plan).empty());
     const Time makespan = Simulate(plan, *plan.costs).makespan;

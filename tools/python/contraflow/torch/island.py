@@ -58,25 +58,17 @@ class Island:
         if not pairs:
             return [None] * len(self.inputs)
         starts, given = [r for r, _ in pairs], [g for _, g in pairs]
-        if not leaves:  # the first layer of the model: W does it all
-            self._left, self.grads = (starts, given), grads
-            return [None] * len(self.inputs)
-        got, left = backward_input(starts, given, leaves)
-        if left is not None:
-            self._left, self.grads = (None, left), grads
+        got, self._left = backward_input(starts, given, leaves)
+        if self._left is not None:
+            self.grads = grads
         rest = iter(got)
         return [next(rest) if has_gradient(x) else None for x in self.inputs]
 
     def weight(self, weights: Sequence[torch.Tensor]) -> None:
         """W: adds the gradients of the weights to their `.grad`."""
         left, self._left = self._left, None
-        if left is None:
-            return
-        starts, rest = left
-        if starts is None:
-            backward_weight(rest, weights)
-        else:
-            torch.autograd.backward(starts, rest)
+        if left is not None:
+            backward_weight(left, weights)
 
 
 def spread(result: Any) -> Values:

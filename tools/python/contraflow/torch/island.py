@@ -52,7 +52,12 @@ class Island:
         if self._explicit is not None:
             handle, self._handle = self._handle, None
             with torch.no_grad():
-                return list(spread(self._explicit(handle, *grads)))
+                result = spread(self._explicit(handle, *grads))
+            if len(result) != len(self.inputs) or any(g is not None and g.shape != getattr(x, "shape", None)
+                                                      for x, g in zip(self.inputs, result)):
+                raise TypeError(f"a backward must return a gradient, or None, for each of {forms_of(self.inputs)}, "
+                                f"returned {forms_of(result)}")
+            return list(result)
         pairs = [(r, g) for r, g in zip(roots or (), grads) if r is not None and g is not None]
         leaves = [x for x in self.inputs if has_gradient(x)]
         if not pairs:
@@ -78,6 +83,11 @@ def spread(result: Any) -> Values:
 
 def has_gradient(value: Any) -> bool:
     return torch.is_tensor(value) and value.requires_grad
+
+
+def forms_of(values: Values) -> str:
+    """Shapes of tensors, and what else there is, in words."""
+    return ", ".join(f"{list(y.shape)}" if torch.is_tensor(y) else f"{y!r:.80}" for y in values) or "nothing"
 
 
 def leaves_of(result: Any) -> Values:

@@ -83,6 +83,29 @@ class LocalTest(unittest.TestCase):
         with self.assertRaisesRegex(StepError, "rank 1, F s1 m0 .*: ArithmeticError: out of numbers"):
             run_local(2, work)
 
+    def test_a_part_that_returns_a_wrong_thing_is_named(self):
+        plan = cf.Plan.from_json(pair("zb-1p", 1, 2, 1)[0])
+
+        def message(method, change):
+            def work(links):
+                layer, = layers_of(plan, 0, None, None, 2, explicit=True)
+                right = getattr(layer, method)
+                setattr(layer, method, lambda *values: change(right(*values)))
+                x, target = (rows.flatten(0, 1) for rows in batch(plan.microbatches))
+                PlanSchedule(plan, {0: [layer]}, loss_fn, links=links).step(x, target=target)
+            with self.assertRaises(StepError) as caught:
+                run_local(1, work)
+            return str(caught.exception)
+        self.assertRegex(message("experts", lambda rows: None),
+                         "MLP_F s0 l0 m0.*: TypeError: experts of layer 0 of stage 0 must return a tensor, or a tuple of "
+                         "tensors and anything else, returned None")
+        self.assertRegex(message("experts", lambda rows: rows[1:]),
+                         r"COMBINE_F s0 l0 m0.*; combine of layer 0 of stage 0 got \[3, 8\], \[4, 8\], \[4, 8\] of experts of "
+                         "layer 0 of stage 0")
+        self.assertRegex(message("dispatch_backward", lambda grad: grad[1:]),
+                         r"DISPATCH_B s0 l0 m0.*: TypeError: a backward must return a gradient, or None, for each of \[4, 8\], "
+                         r"returned \[3, 8\]")
+
 
 if __name__ == "__main__":
     torch.set_num_threads(1)

@@ -87,8 +87,8 @@ def rows_of(plan, rank, stage, values):
 
 def weight_order(plan, rank, stage, op="W"):
     """The micro-batches in the order in which a rank adds their weight gradients of a stage, in W or, those of
-    weights used twice, in B. The first stage has no B, and torch without gradient edges needs W for all."""
-    if stage == 0 or not STARTS_AT_EDGES:
+    weights used twice, in B. Torch without gradient edges needs W for all."""
+    if not STARTS_AT_EDGES:
         op = "W"
     order = []
     for i in plan.programs[rank]:

@@ -270,10 +270,11 @@ TEST_SUITE("unit") {
     CHECK(group(1) == "19");
     CHECK(group(2) == "10");
     CHECK(group(4) == "5");
-    CHECK_THROWS_WITH_AS(group(3),
-                         "Megatron-LM cannot run this plan: more than the last of its rounds are "
-                         "shorter than 7 micro-batches; it has only 1f1b and interleaved-1f1b",
-                         Error);
+    CHECK_THROWS_WITH_AS(
+        group(3),
+        "Megatron-LM cannot run this plan: more than the last of its rounds are "
+        "shorter than 7 micro-batches; it has only 1f1b, interleaved-1f1b and combined-1f1b",
+        Error);
     spec.data_parallel = 4;
     spec.expert_parallel = 2;
     Plan plan = InterleavedInRounds(spec, 2);
@@ -292,15 +293,45 @@ TEST_SUITE("unit") {
     CHECK(made.at("--global-batch-size") == std::to_string(19 * 4 * 2));
   }
 
+  TEST_CASE("megatron: pairs of combined 1F1B overlap the all-to-alls of experts") {
+    const auto of = [](Plan plan, const char* layers = "24") {
+      return Failure([&] { WriteMegatronLayout(plan, layers); });
+    };
+    Spec spec = MakeSpec("combined-1f1b", 4, 8, UniformCosts(1, 1, 1));
+    spec.expert_parallel = 8;
+    CHECK(WriteMegatronLayout(GeneratePlan(spec), "8") ==
+          "--pipeline-model-parallel-size 4\n"
+          "--pipeline-model-parallel-layout 'Et|(t|)*6tL'\n"
+          "--microbatch-group-size-per-virtual-pipeline-stage 4\n"
+          "--num-layers 8\n"
+          "--expert-model-parallel-size 8\n"
+          "--overlap-moe-expert-parallel-comm\n"
+          "--micro-batch-size 1\n"
+          "--global-batch-size 64\n");
+    Plan plan = GeneratePlan(spec);
+    std::swap(plan.programs[3].front(), plan.programs[3][1]);
+    CHECK(
+        of(plan).starts_with("Megatron-LM cannot run this plan: rank 3 runs F s3 m1 where "
+                             "combined-1f1b runs F s3 m0; it has only"));
+    const std::string head = "Megatron-LM overlaps pairs of a forward and a backward only ";
+    CHECK(of(GeneratePlan(spec), "Et|t|t|t|t|t|t|tmmL") ==
+          head + "with at most one layer of multi-token prediction");
+    spec.recompute = ParseRecompute("full");
+    CHECK(of(GeneratePlan(spec)) ==
+          head + "where no forward runs again: compile without `recompute`");
+    CHECK(of(Order("combined-1f1b", 4, 8)) ==
+          head + "with experts on several devices: give `expert_parallel`");
+  }
+
   TEST_CASE("megatron: why it cannot run a plan") {
     const auto why = [](const Plan& plan, std::optional<std::string> layers = {}) -> std::string {
       return Failure([&] { WriteMegatronLayout(plan, layers); });
     };
     const std::string head = "Megatron-LM cannot run this plan: ";
-    const std::string tail = "; it has only 1f1b and interleaved-1f1b";
+    const std::string tail = "; it has only 1f1b, interleaved-1f1b and combined-1f1b";
     CHECK(why(Order("dualpipe", 4, 8)) == head + "its micro-batches take 2 routes" + tail);
     CHECK(why(Order("zb-v", 4, 8)) == head + "stage 4 is on rank 3, not on rank 0" + tail);
-    CHECK(why(Order("zb-1p", 4, 8)) == head + "B s0 m0 splits or overlaps a backward" + tail);
+    CHECK(why(Order("zb-1p", 4, 8)) == head + "B s0 m0 splits a backward" + tail);
     CHECK(why(Order("gpipe", 4, 8)) ==
           head + "rank 0 runs F s0 m4 where 1f1b runs BW s0 m0" + tail);
     CHECK(why(Order("interleaved-1f1b", 4, 3)) ==

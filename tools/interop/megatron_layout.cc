@@ -15,7 +15,7 @@ namespace {
 
 [[noreturn]] void Refuse(const std::string& why) {
   throw Error("Megatron-LM cannot run this plan: " + why +
-              "; it has only 1f1b and interleaved-1f1b");
+              "; it has only 1f1b, interleaved-1f1b and combined-1f1b");
 }
 
 void CheckPlacement(const Plan& plan) {
@@ -46,9 +46,11 @@ std::vector<Program> ComputeOrder(const Plan& plan) {
     Program& order = programs.emplace_back();
     for (const Instruction& i : program) {
       if (WorkOf(i.op) != Work::kCompute || i.op == Op::R) continue;
-      if (i.op != Op::F && i.op != Op::BW) {
-        Refuse(ToString(i) + " splits or overlaps a backward");
+      if (i.op == Op::FB) {
+        order.push_back(Pair(i.stage, i.microbatch, i.back_stage, i.back_microbatch));
+        continue;
       }
+      if (i.op != Op::F && i.op != Op::BW) Refuse(ToString(i) + " splits a backward");
       order.push_back(CellOp(i.op, i.stage, i.microbatch));
     }
   }
@@ -66,9 +68,16 @@ void CheckOrder(const std::vector<Program>& order, const Plan& known) {
   }
 }
 
-/// Micro-batches of a round of interleaved 1F1B; throws unless the plan has that order.
+bool HasPairs(const std::vector<Program>& order) {
+  return std::ranges::any_of(order, [](const Program& program) {
+    return std::ranges::any_of(program, [](const Instruction& i) { return i.op == Op::FB; });
+  });
+}
+
+/// Micro-batches of a round of interleaved or combined 1F1B; throws unless the plan has that order.
 int CheckInterleaved(const Plan& plan, const std::vector<Program>& order, Spec spec) {
-  spec.schedule = "interleaved-1f1b";
+  const bool pairs = HasPairs(order);
+  spec.schedule = pairs ? "combined-1f1b" : "interleaved-1f1b";
   spec.chunks = plan.stages / plan.ranks;
   const Program& first = order[0];
   const auto round = static_cast<int>(
@@ -79,7 +88,9 @@ int CheckInterleaved(const Plan& plan, const std::vector<Program>& order, Spec s
     Refuse("a round of " + std::to_string(round) + " micro-batches is shorter than the pipeline");
   }
   const int rounds = (plan.microbatches + round - 1) / round;
-  const Plan known = InterleavedInRounds(spec, std::min(rounds, plan.microbatches / plan.ranks));
+  const Plan known =
+      pairs ? GeneratePlan(spec)
+            : InterleavedInRounds(spec, std::min(rounds, plan.microbatches / plan.ranks));
   CheckOrder(order, known);
   if (plan.microbatches % rounds != 0 && plan.microbatches % rounds != rounds - 1) {
     Refuse("more than the last of its rounds are shorter than " + std::to_string(round) +
@@ -111,6 +122,16 @@ std::optional<RecomputeExtent> Recomputes(const Plan& plan) {
                 "many layers of each; compile it with `recompute` full, layers=N or none");
   }
   return first;
+}
+
+/// Throws unless Megatron-LM overlaps pairs in such a plan.
+void CheckPairs(int expert_parallel, bool recomputes, int64_t mtp) {
+  const auto refuse = [](const char* why) {
+    throw Error(std::string("Megatron-LM overlaps pairs of a forward and a backward ") + why);
+  };
+  if (expert_parallel < 2) refuse("only with experts on several devices: give `expert_parallel`");
+  if (recomputes) refuse("only where no forward runs again: compile without `recompute`");
+  if (mtp > 1) refuse("only with at most one layer of multi-token prediction");
 }
 
 /// How many of them the layout has.
@@ -172,7 +193,7 @@ std::string WriteMegatronLayout(const Plan& plan, const std::optional<std::strin
   }
   std::string text;
   const auto add = [&](const char* name, const std::string& value) {
-    text += std::string(name) + " " + value + "\n";
+    text += name + (value.empty() ? "" : " " + value) + "\n";
   };
   add("--pipeline-model-parallel-size", std::to_string(plan.ranks));
   add("--pipeline-model-parallel-layout",
@@ -181,9 +202,8 @@ std::string WriteMegatronLayout(const Plan& plan, const std::optional<std::strin
     add("--microbatch-group-size-per-virtual-pipeline-stage", std::to_string(round));
   }
   add("--num-layers", std::to_string(CountOf(layout, 't')));
-  if (const int64_t mtp = CountOf(layout, 'm'); mtp > 0) {
-    add("--mtp-num-layers", std::to_string(mtp));
-  }
+  const int64_t mtp = CountOf(layout, 'm');
+  if (mtp > 0) add("--mtp-num-layers", std::to_string(mtp));
   const CostModel costs = plan.costs.value_or(CostModel());
   const Parallel parallel = ParallelOf(plan, costs);
   if (parallel.tp > 1) add("--tensor-model-parallel-size", std::to_string(parallel.tp));
@@ -194,7 +214,12 @@ std::string WriteMegatronLayout(const Plan& plan, const std::optional<std::strin
   if (costs.parallel && experts) {
     add("--expert-tensor-parallel-size", std::to_string(parallel.etp));
   }
-  if (const std::optional<RecomputeExtent> extent = Recomputes(plan)) {
+  const std::optional<RecomputeExtent> extent = Recomputes(plan);
+  if (HasPairs(order)) {
+    CheckPairs(parallel.ep, extent.has_value(), mtp);
+    add("--overlap-moe-expert-parallel-comm", "");
+  }
+  if (extent) {
     add("--recompute-granularity", "full");
     const bool block = extent->layers > 0;
     add("--recompute-method", block ? "block" : "uniform");

@@ -1,7 +1,8 @@
 """Input gradients and weight gradients of one stage, apart, through autograd.
 
 B asks autograd for the gradients of the stage's inputs alone, and for those at every node where weights
-join the way from the inputs to the outputs. W starts at these nodes. Nodes of PyTorch then compute what is
+join the way from the inputs to the outputs. W starts at these nodes. The first stage has no input gradient: there
+the way begins at the node where its first weight meets a value. Nodes of PyTorch then compute what is
 asked of them; a checkpointed forward runs once more. A weight that joins at several places gets its gradient
 in B. A node of Python, such as a fused function or a compiled block, computes both gradients at once: its weights
 get theirs in B. Where all weights of a stage are such, B is a full backward.
@@ -110,7 +111,8 @@ def _joints(roots: Sequence[Tuple[Any, int]], inputs: Iterable[Any]) -> Tuple[
                 if child not in edges:
                     stack.append(child)
     on_way = set()
-    stack = list(inputs)
+    # Without inputs the way begins where several values meet.
+    stack = list(inputs) or [node for node, below in edges.items() if len(below) > 1]
     while stack:
         node = stack.pop()
         if node not in on_way:
@@ -210,7 +212,7 @@ def backward_input(roots: Sequence[Any], grads: Sequence[Any], inputs: Sequence[
         return got, None
     if not STARTS_AT_EDGES:
         kept = [g.clone() for g in grads] if at_once else grads  # such a function may write into its own
-        got = torch.autograd.grad(roots, inputs, grads, retain_graph=True, allow_unused=True)
+        got = torch.autograd.grad(roots, inputs, grads, retain_graph=True, allow_unused=True) if inputs else ()
         return got, [(root, grad, grad._version) for root, grad in zip(roots, kept)]
     uses = Counter(id(leaf) for _, _, leaves in joints for leaf in leaves)
     at_once = {id(leaf): leaf for leaf in at_once}

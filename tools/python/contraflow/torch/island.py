@@ -52,31 +52,28 @@ class Island:
         if self._explicit is not None:
             handle, self._handle = self._handle, None
             with torch.no_grad():
-                return list(spread(self._explicit(handle, *grads)))
+                result = spread(self._explicit(handle, *grads))
+            if len(result) != len(self.inputs) or any(g is not None and g.shape != getattr(x, "shape", None)
+                                                      for x, g in zip(self.inputs, result)):
+                raise TypeError(f"a backward must return a gradient, or None, for each of {forms_of(self.inputs)}, "
+                                f"returned {forms_of(result)}")
+            return list(result)
         pairs = [(r, g) for r, g in zip(roots or (), grads) if r is not None and g is not None]
         leaves = [x for x in self.inputs if has_gradient(x)]
         if not pairs:
             return [None] * len(self.inputs)
         starts, given = [r for r, _ in pairs], [g for _, g in pairs]
-        if not leaves:  # the first layer of the model: W does it all
-            self._left, self.grads = (starts, given), grads
-            return [None] * len(self.inputs)
-        got, left = backward_input(starts, given, leaves)
-        if left is not None:
-            self._left, self.grads = (None, left), grads
+        got, self._left = backward_input(starts, given, leaves)
+        if self._left is not None:
+            self.grads = grads
         rest = iter(got)
         return [next(rest) if has_gradient(x) else None for x in self.inputs]
 
     def weight(self, weights: Sequence[torch.Tensor]) -> None:
         """W: adds the gradients of the weights to their `.grad`."""
         left, self._left = self._left, None
-        if left is None:
-            return
-        starts, rest = left
-        if starts is None:
-            backward_weight(rest, weights)
-        else:
-            torch.autograd.backward(starts, rest)
+        if left is not None:
+            backward_weight(left, weights)
 
 
 def spread(result: Any) -> Values:
@@ -86,6 +83,11 @@ def spread(result: Any) -> Values:
 
 def has_gradient(value: Any) -> bool:
     return torch.is_tensor(value) and value.requires_grad
+
+
+def forms_of(values: Values) -> str:
+    """Shapes of tensors, and what else there is, in words."""
+    return ", ".join(f"{list(y.shape)}" if torch.is_tensor(y) else f"{y!r:.80}" for y in values) or "nothing"
 
 
 def leaves_of(result: Any) -> Values:

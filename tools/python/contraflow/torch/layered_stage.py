@@ -8,8 +8,8 @@ from typing import Any, Callable, ContextManager, Dict, FrozenSet, Hashable, Lis
 import torch
 
 from .backward import differentiable
-from .island import Grads, Island, Values, leaves_of, spread
-from .layers import PARTS, Layers, extra_layers, part_of, takes_keywords
+from .island import Grads, Island, Values, forms_of, leaves_of, spread
+from .layers import PARTS, Layers, extra_layers, method_of, part_of, takes_keywords
 from .order import COMPUTE_LANE, EXCHANGE_LANE, mark_lane
 from .stage import Cell, Stage, restored_rng, rng_state
 
@@ -46,12 +46,12 @@ class LayerCell:
         read = self._take(name)
         island = self.islands[name] = Island(*self._function(name))
         if name not in self.again:
-            self._deliver(name, island.forward(read), read, False)
+            self._deliver(name, self._run(name, read), read, False)
             return read
         if self._stage.keep_rng:
             self._random[name] = rng_state(self._stage.device)
         with torch.no_grad():
-            self._deliver(name, island.forward(read), read, False)
+            self._deliver(name, self._run(name, read), read, False)
         island.inputs = ()
         chain = len(read) - (self._kept_count if name == "COMBINE" else 0)
         if not self._made_again(name):
@@ -60,11 +60,28 @@ class LayerCell:
             self._kept = read[chain:]
         return read
 
+    def _run(self, name: str, read: Values) -> Values:
+        """F or R of a part. An error says what it read, which the part before it may have returned wrong."""
+        try:
+            out = self.islands[name].forward(read)
+        except (RuntimeError, TypeError) as error:
+            at = self._parts.index(name)
+            of = self._named(self._parts[at - 1]) if at > 0 else "what is before it"
+            error.args = (f"{error}; {self._named(name)} got {forms_of(read)} of {of}",)
+            raise
+        if not any(map(torch.is_tensor, out)):
+            raise TypeError(f"{self._named(name)} must return a tensor, or a tuple of tensors and anything else, "
+                            f"returned {forms_of(out)}")
+        return out
+
+    def _named(self, name: str) -> str:
+        return f"{method_of(self._stage.kinds[self._number], name)} of layer {self._number} of stage {self._cell.stage}"
+
     def forward_again(self, name: str) -> Values:
         """R."""
         read = self._take(name)
         with restored_rng(self._random.pop(name, None)):
-            self._deliver(name, self.islands[name].forward(read), read, True)
+            self._deliver(name, self._run(name, read), read, True)
         return read
 
     def forward_alone(self, name: str) -> Values:

@@ -45,11 +45,16 @@ def kind_of(layer: Any) -> str:
     return next((kind for kind, names in _METHODS.items() if all(hasattr(layer, n) for n in names)), "p")
 
 
+def method_of(kind: str, name: str) -> str:
+    """The name that layers give a part."""
+    return _METHODS[kind][PARTS[kind].index(name)] if kind in _METHODS else "the module"
+
+
 def part_of(layer: Any, kind: str, name: str) -> Tuple[Callable[..., Any], Optional[Callable[..., Any]]]:
     """The function of a part, and the explicit backward that it has, or None."""
     if kind == "p":
         return getattr(layer, "attention", layer), None
-    method = _METHODS[kind][PARTS[kind].index(name)]
+    method = method_of(kind, name)
     return getattr(layer, method), getattr(layer, f"{method}_backward", None)
 
 

@@ -228,12 +228,10 @@ class Stage:
         cell.x = cell.roots = cell.dy = None
 
     def backward_input(self, cell: Cell) -> None:
-        """B. The first stage has no input gradient: all its backward waits for W."""
-        if self.first:
-            return
+        """B. The first stage has no input gradient: there it goes as far as the first weights."""
         dx: Sequence[Any]
         left: Any
-        inputs = [x for x in cell.x if differentiable(x)]
+        inputs = [] if self.first else [x for x in cell.x if differentiable(x)]
         if not cell.roots:
             dx, left = [None] * len(inputs), None
         elif self.split == "store":
@@ -251,16 +249,14 @@ class Stage:
                               "does nothing. Plan with costs whose b has the time of both and whose w is 0, or "
                               "take functions that leave their weight gradient to weight_grad=\"store\"",
                               stacklevel=2)
-        self._hand_back(cell, [torch.zeros_like(x) if grad is None else grad
-                               for x, grad in zip(inputs, dx)])
+        if not self.first:
+            self._hand_back(cell, [torch.zeros_like(x) if grad is None else grad
+                                   for x, grad in zip(inputs, dx)])
         cell.x = cell.roots = cell.dy = None
         cell.left = left
 
     def backward_weight(self, cell: Cell) -> None:
         """W."""
-        if self.first:
-            self.backward(cell)
-            return
         left, cell.left = cell.left, None
         if left is None:
             return

@@ -45,9 +45,26 @@ def differentiable(tensor: torch.Tensor) -> bool:
     return tensor.is_floating_point() or tensor.is_complex()
 
 
+# What autograd's own functions call after checks of arguments that a schedule makes itself.
+_engine: Callable[..., Any] = getattr(torch.autograd.graph, "_engine_run_backward",
+                                      torch.autograd.Variable._execution_engine.run_backward)
+
+
+def run_backward(roots: Sequence[Any], grads: Sequence[Any], inputs: Sequence[Any] = ()) -> None:
+    """Adds to `.grad` of the inputs, or of all leaves."""
+    _engine(tuple(roots), tuple(grads), False, False, tuple(inputs), allow_unreachable=True, accumulate_grad=True)
+
+
+def _grads_of(inputs: Sequence[Any], roots: Sequence[Any], grads: Sequence[Any], keep_graph: bool) -> Sequence[Any]:
+    """The gradients of the inputs, None where they are not used."""
+    got: Sequence[Any] = _engine(tuple(roots), tuple(grads), keep_graph, False, tuple(inputs),
+                                 allow_unreachable=True, accumulate_grad=False)
+    return got
+
+
 def root_of(output: torch.Tensor) -> Any:
     """The start of a backward: without the output itself, where autograd can, so that it is freed."""
-    if output.grad_fn is None:  # an input handed through
+    if output.is_leaf:  # an input handed through
         output = output.view_as(output)
     return get_gradient_edge(output) if STARTS_AT_EDGES else output
 
@@ -55,7 +72,8 @@ def root_of(output: torch.Tensor) -> Any:
 class WeightGradStore:
     """For kernels that compute their weight gradient themselves, with `weight_grad="store"`: where
     `enabled`, the backward of such a function puts a callable in the store and returns None for the
-    weight; W calls it. It must add to `.grad`. Other weights get their gradients in B."""
+    weight; W calls it, under no_grad as a backward runs. It must add to `.grad`. Other weights get their
+    gradients in B."""
 
     enabled = False
     _put: List[Callable[[], Any]] = []
@@ -203,14 +221,14 @@ def backward_input(roots: Sequence[Any], grads: Sequence[Any], inputs: Sequence[
                          for root in roots]
     joints, at_once, done = _joints(starts, [x.view_as(x).grad_fn.next_functions[0][0] for x in inputs])
     if at_once and not joints:
-        torch.autograd.backward(roots, grads)
+        run_backward(roots, grads)
         got = [x.grad for x in inputs]
         for x in inputs:
             x.grad = None
         return got, None
     if not STARTS_AT_EDGES:
         kept = [g.clone() for g in grads] if at_once else grads  # such a function may write into its own
-        got = torch.autograd.grad(roots, inputs, grads, retain_graph=True, allow_unused=True)
+        got = _grads_of(inputs, roots, grads, True)
         return got, [(root, grad, grad._version) for root, grad in zip(roots, kept)]
     uses = Counter(id(leaf) for _, _, leaves in joints for leaf in leaves)
     at_once = {id(leaf): leaf for leaf in at_once}
@@ -235,8 +253,7 @@ def backward_input(roots: Sequence[Any], grads: Sequence[Any], inputs: Sequence[
         start.node.register_prehook(lambda grads, node=start.node: versions.update(
             {(node, at): grad._version for at, grad in enumerate(grads) if grad is not None}))
     with _kept(done if later else ()):
-        got = torch.autograd.grad(roots, wanted + early + at_once, grads, retain_graph=bool(later),
-                                  allow_unused=True)
+        got = _grads_of(wanted + early + at_once, roots, grads, bool(later))
     for leaf, grad in zip(early + at_once, got[len(wanted):]):
         if grad is not None:
             _add(leaf, grad)
@@ -260,14 +277,14 @@ def backward_weight(left: Any, weights: Sequence[torch.Tensor]) -> None:
     """W: adds the gradients of the weights to their `.grad`, from what `backward_input` left."""
     if not STARTS_AT_EDGES:
         if left and weights:
-            torch.autograd.backward(*_unchanged(left), inputs=weights)
+            run_backward(*_unchanged(left), weights)
         return
     with _ExecGroup():
         for known, own in left:
             if known:
                 starts, grads = _unchanged(known)
                 try:
-                    torch.autograd.backward(starts, grads, inputs=own)
+                    run_backward(starts, grads, own)
                 except RuntimeError as error:
                     if "backward an extra time" not in str(error):
                         raise

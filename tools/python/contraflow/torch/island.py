@@ -10,7 +10,7 @@ from typing import Any, Callable, List, Optional, Sequence, Tuple
 
 import torch
 
-from .backward import backward_input, backward_weight, differentiable, root_of
+from .backward import backward_input, backward_weight, differentiable, root_of, run_backward
 
 Values = Tuple[Any, ...]
 Grads = List[Optional[torch.Tensor]]
@@ -76,7 +76,7 @@ class Island:
         if starts is None:
             backward_weight(rest, weights)
         else:
-            torch.autograd.backward(starts, rest)
+            run_backward(starts, rest)
 
 
 def spread(result: Any) -> Values:

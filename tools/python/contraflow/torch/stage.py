@@ -9,7 +9,7 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tupl
 import torch
 
 from . import sharded
-from .backward import WeightGradStore, backward_input, backward_weight, differentiable, root_of
+from .backward import WeightGradStore, backward_input, backward_weight, differentiable, root_of, run_backward
 
 
 class Cell:
@@ -72,7 +72,7 @@ class BackwardChunk:
 
     def run(self) -> None:
         if self.roots:
-            torch.autograd.backward(self.roots, self.grads)
+            run_backward(self.roots, self.grads)
 
 
 class Overlap:
@@ -213,7 +213,7 @@ class Stage:
     def backward(self, cell: Cell) -> None:
         """BW."""
         if cell.roots:
-            torch.autograd.backward(cell.roots, self.start_grads(cell))
+            run_backward(cell.roots, self.start_grads(cell))
         self.close_backward(cell)
 
     def close_backward(self, cell: Cell) -> None:
@@ -237,8 +237,7 @@ class Stage:
         if not cell.roots:
             dx, left = [None] * len(inputs), None
         elif self.split == "store":
-            left = WeightGradStore.collect(
-                lambda: torch.autograd.backward(cell.roots, self.start_grads(cell)))
+            left = WeightGradStore.collect(lambda: run_backward(cell.roots, self.start_grads(cell)))
             dx = [x.grad for x in inputs]
             for x in inputs:
                 x.grad = None
@@ -265,8 +264,9 @@ class Stage:
         if left is None:
             return
         if self.split == "store":
-            for work in left:
-                work()
+            with torch.no_grad():  # as inside a backward
+                for work in left:
+                    work()
         else:
             backward_weight(left, self.weights)
 

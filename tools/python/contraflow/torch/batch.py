@@ -93,7 +93,7 @@ class Batch:
         rows = self._rows and self._rows * count // self._plan.microbatches
         leaves, form = tree_flatten(value)
         marks = _marks(value, self._spec.get(key), f"chunk_spec[{key!r}]")
-        columns: List[Any] = []
+        columns: List[List[Any]] = []
         for leaf, mark in zip(leaves, marks):
             if torch.is_tensor(leaf) and leaf.requires_grad and torch.is_grad_enabled():
                 raise ValueError(f"rank {self._rank}: {name} requires a gradient, and step() gives gradients to "
@@ -106,14 +106,14 @@ class Batch:
             return columns[0]
         return [tree_unflatten([column[m] for column in columns], form) for m in range(count)]
 
-    def _chunks(self, value: torch.Tensor, count: int, name: str) -> Sequence[torch.Tensor]:
+    def _chunks(self, value: torch.Tensor, count: int, name: str) -> List[torch.Tensor]:
         has = f"rank {self._rank}: {name} has shape {list(value.shape)}, which does not chunk into {count} "
         if value.dim() == 0 or len(value) < count:
             raise ValueError(has + "micro-batches along dimension 0")
         if len(value) % count != 0 and not self._variable_shapes:
             raise ValueError(has + "micro-batches of the same size: leave the last batch out (drop_last of a "
                              "DataLoader), or pass variable_shapes=True")
-        return value.detach().tensor_split(count)
+        return list(value.detach().tensor_split(count))
 
 
 def check_chunk_spec(spec: Optional[ChunkSpec]) -> None:

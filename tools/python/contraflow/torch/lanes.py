@@ -47,6 +47,7 @@ class ThreadLanes:
         for position, lane in enumerate(lanes):
             self._own.setdefault(lane, []).append(position)
         self._done = [False] * len(self.lanes)
+        self._waited_for = {k for before in self.awaited for k in before}
         self._at: Dict[Hashable, Tuple[int, Optional[int]]] = {}
         self._changed = threading.Condition()
         self._caller_ended = threading.Event()
@@ -93,9 +94,10 @@ class ThreadLanes:
                 return
             self._at[lane] = position, None
             run(position)
-            with self._changed:
-                self._done[position] = True
-                self._changed.notify_all()
+            if position in self._waited_for:
+                with self._changed:
+                    self._done[position] = True
+                    self._changed.notify_all()
         self._at.pop(lane, None)
 
     def _thread(self, lane: Hashable, run: Run, modes: _Modes) -> None:

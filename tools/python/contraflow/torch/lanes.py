@@ -36,11 +36,11 @@ class ThreadLanes:
 
     lanes           lane of each operation
     awaited         by operation: those of other lanes that it waits for
-    explain         explain(position, error): what the other ranks were doing when an operation failed
+    explain         explain(error): a report, with what the other ranks were doing when an operation failed
     """
 
     def __init__(self, lanes: Sequence[Hashable], awaited: Sequence[Sequence[int]],
-                 explain: Callable[[int, BaseException], str]):
+                 explain: Callable[[BaseException], object]):
         self.lanes, self.awaited, self._explain = list(lanes), [list(k) for k in awaited], explain
         self.failed: Optional[Tuple[int, BaseException]] = None
         self._own: Dict[Hashable, List[int]] = {COMPUTE_LANE: []}
@@ -108,11 +108,10 @@ class ThreadLanes:
                 self._running -= 1
                 self._changed.notify_all()
         except BaseException as error:
-            position = self._at[lane][0]
-            self._fail(position, error)
+            self._fail(self._at[lane][0], error)
             # The caller may wait inside a backend that cannot be woken.
             if not self._caller_ended.wait(GRACE):
-                sys.stderr.write(f"{self._explain(position, error)}\n"
+                sys.stderr.write(f"{self._explain(error)}\n"
                                  "the step does not end by itself, so this process ends\n")
                 sys.stderr.flush()
                 os._exit(1)
@@ -168,7 +167,7 @@ class StreamLanes:
             self._position, stream = position, streams[lane]
             with api.stream(stream):
                 for other in self.awaited[position]:
-                    stream.wait_event(self._progress.event(other))
+                    stream.wait_event(self._progress.events[other])
                 run(position)
                 self._progress.after(position, stream)
         for lane, stream in self._streams.items():

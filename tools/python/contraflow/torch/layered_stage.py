@@ -86,10 +86,9 @@ class LayerCell:
             dx, self._kept_grads = dx[:chain], dx[chain:]
         elif name == "DISPATCH":
             dx = [*dx, *self._kept_grads]
-        if name != "ATTN":
-            self.grads[self._parts[self._parts.index(name) - 1]] = dx
-        elif self.before is not None:
-            self.before.grads[self.before._parts[-1]] = dx
+        preceding = self._preceding(name)
+        if preceding is not None:
+            preceding[0].grads[preceding[1]] = dx
         else:
             self._stage.hand_back(self._cell, island.inputs, dx)
         return grads
@@ -118,12 +117,16 @@ class LayerCell:
 
     def _made_again(self, name: str) -> bool:
         """Whether R of the part before makes what this one reads."""
+        preceding = self._preceding(name)
+        return preceding is not None and preceding[1] in preceding[0].again
+
+    def _preceding(self, name: str) -> Optional[Tuple[LayerCell, str]]:
         if name != "ATTN":
-            return self._parts[self._parts.index(name) - 1] in self.again
-        return self.before is not None and self.before._parts[-1] in self.before.again
+            return self, self._parts[self._parts.index(name) - 1]
+        return (self.before, self.before.last_part) if self.before is not None else None
 
     def _following(self, name: str) -> Optional[Tuple[LayerCell, str]]:
-        if name != self._parts[-1]:
+        if name != self.last_part:
             return self, self._parts[self._parts.index(name) + 1]
         return (self.after, "ATTN") if self.after is not None else None
 
@@ -213,11 +216,7 @@ class LayeredStage(Stage):
         elif not again:
             self._outputs(out)
             cell.used = [differentiable(y) for y in out]
-            cell.y_form = [(y.shape, y.dtype) for y in out if differentiable(y)]
-            if cell.next is None:
-                cell.out = _to_send(out, _lane(of_layer.last_part))
-            else:
-                cell.next.x = out
+            self._hand_on(cell, _to_send(out, _lane(of_layer.last_part)) if cell.next is None else out)
 
     def _loss_of(self, cell: Cell) -> Callable[..., Any]:
         def end(*values: Any) -> Any:

@@ -116,7 +116,7 @@ class PlanSchedule:
         self._losses = Losses(links, self._device, plan.microbatches)
         self._walk = Walk(plan, program, self._stages, self._sums, links, self._device,
                           variable_shapes=variable_shapes, overlap=overlap, on_step=on_step,
-                          explain=self._explain, timing_every=timing_every)
+                          explain=self._failure, timing_every=timing_every)
         self._broken = self._closed = False
         self._stepping = threading.Lock()
         self._store = getattr(dist, "PrefixStore")(f"contraflow/{token}", links.store)
@@ -284,9 +284,6 @@ class PlanSchedule:
         if self._watch.first is not None:
             text = f"another rank failed first, {self._watch.first}\nhere it was {text}"
         return StepError(self.rank, index, instruction, text, report)
-
-    def _explain(self, _: int, error: BaseException) -> str:
-        return str(self._failure(error))
 
     def _place(self) -> str:
         """The place of this rank in its program, in words."""

@@ -17,35 +17,19 @@ class Cell:
     stage's input, `dy` the gradients of its outputs, `out` and `dx` what a SEND takes; a neighbour on
     the same rank (`next`, `back`) gets it at once."""
 
-    __slots__ = ("stage", "microbatch", "again", "next", "back", "x", "kwargs", "target", "y_form",
-                 "roots", "used", "dy", "out", "dx", "left", "rng", "loss", "output")
-    next: Optional[Cell]
-    back: Optional[Cell]
-    kwargs: Dict[str, Any]
-    target: Tuple[Any, ...]
-    x: Any
-    y_form: Any
-    roots: Any
-    used: Any
-    dy: Any
-    out: Any
-    dx: Any
-    left: Any
-    rng: Any
-    loss: Any
-    output: Any
-
     def __init__(self, stage: int, microbatch: int, again: bool) -> None:
         self.stage, self.microbatch, self.again = stage, microbatch, again
-        self.next = self.back = None
+        self.next: Optional[Cell] = None
+        self.back: Optional[Cell] = None
         self.forget()
 
     def forget(self) -> None:
         """Drops all that a step left."""
-        self.kwargs = {}
-        self.target = ()
-        self.x = self.y_form = self.roots = self.used = self.dy = self.out = self.dx = None
-        self.left = self.rng = self.loss = self.output = None
+        self.kwargs: Dict[str, Any] = {}
+        self.target: Tuple[Any, ...] = ()
+        none: Any = None
+        self.x = self.y_form = self.roots = self.used = self.dy = self.out = self.dx = none
+        self.left = self.rng = self.loss = self.output = none
 
 
 class ForwardChunk:
@@ -160,12 +144,7 @@ class Stage:
         if self.last:
             cell.loss = result.detach()
         else:
-            sent = tuple([y.detach() for y in outputs])
-            cell.y_form = [(y.shape, y.dtype) for y in sent if differentiable(y)]
-            if cell.next is None:
-                cell.out = sent
-            else:
-                cell.next.x = sent
+            self._hand_on(cell, tuple([y.detach() for y in outputs]))
         if not cell.again:
             self._keep_roots(cell, outputs)
 
@@ -270,6 +249,13 @@ class Stage:
         else:
             backward_weight(left, self.weights)
 
+    def _hand_on(self, cell: Cell, y: Sequence[Any]) -> None:
+        cell.y_form = [(t.shape, t.dtype) for t in y if differentiable(t)]
+        if cell.next is None:
+            cell.out = y
+        else:
+            cell.next.x = y
+
     def _hand_back(self, cell: Cell, dx: Sequence[torch.Tensor]) -> None:
         if cell.back is None:
             cell.dx = dx
@@ -315,16 +301,9 @@ def restored_rng(state: Any) -> Iterator[None]:
     if state is None:
         yield
         return
-    before = (torch.get_rng_state(), state[1], state[1] and torch.cuda.get_rng_state(state[1]))
-    _set_rng_state(state)
-    try:
-        yield
-    finally:
-        _set_rng_state(before)
-
-
-def _set_rng_state(state: Any) -> None:
     host, device, of_device = state
-    torch.set_rng_state(host)
-    if device is not None:
-        torch.cuda.set_rng_state(of_device, device)
+    with torch.random.fork_rng([] if device is None else [device]):
+        torch.set_rng_state(host)
+        if device is not None:
+            torch.cuda.set_rng_state(of_device, device)
+        yield

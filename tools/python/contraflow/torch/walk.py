@@ -35,13 +35,13 @@ class Walk:
     overlap         an Overlap, or None
     variable_shapes, device, links
                     as in PlanSchedule
-    explain         explain(position, error), for a lane that fails while another one cannot be woken
+    explain         explain(error), for a lane that fails while another one cannot be woken
     timing_every    as in PlanSchedule
     """
 
     def __init__(self, plan: cf.Plan, program: RankProgram, stages: Dict[int, Stage], sums: Dict[int, GradientSum],
                  links: AnyLinks, device: torch.device, *, variable_shapes: bool, overlap: Optional[Overlap],
-                 on_step: Optional[Callable[[int], Any]], explain: Callable[[int, BaseException], str],
+                 on_step: Optional[Callable[[int], Any]], explain: Callable[[BaseException], object],
                  timing_every: int = 0) -> None:
         self.program, self.links = program, links
         self._stages, self._sums, self._overlap, self._on_step = stages, sums, overlap, on_step
@@ -115,7 +115,7 @@ class Walk:
                 forwards.append((None, _skip))
         return forwards
 
-    def _make_lanes(self, explain: Callable[[int, BaseException], str], timing_every: int) -> Any:
+    def _make_lanes(self, explain: Callable[[BaseException], object], timing_every: int) -> Any:
         if self.program.order is None:
             if self._api is not None:
                 self._progress = Progress(self._api, self._device, [COMPUTE_LANE] * len(self.operations), timing_every)

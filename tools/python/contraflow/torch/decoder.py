@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import sys
-from typing import Any, Callable, Dict, Iterator, List, Optional, Union
+from typing import Any, Dict, Iterator, List, Optional, Union
 
 import torch
 from torch import nn
@@ -91,15 +91,6 @@ class Decoder:
             layer = int(name.split(".")[2])
             return next(s for s in range(len(self._sizes)) if layer < sum(self._sizes[:s + 1]))
         return 0 if name.startswith("model.embed_tokens.") else len(self._sizes) - 1
-
-    def init(self, part: nn.Module) -> bool:
-        """Gives a module the parameters of a new one; False where it cannot."""
-        own: Optional[Callable[[nn.Module], None]] = getattr(self._model, "_init_weights", None)
-        own = own or getattr(type(part), "reset_parameters", None)
-        if own is not None:
-            with torch.no_grad():
-                own(part)
-        return own is not None
 
 
 class _Stage:

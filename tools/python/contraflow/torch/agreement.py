@@ -61,8 +61,7 @@ class Arguments:
         if not isinstance(self.stages, dict) or not all(isinstance(s, int) for s in self.stages):
             raise TypeError("stages must be a dict from the number of each stage to its torch.nn.Module, "
                             f"is a {type(self.stages).__name__}")
-        if hasattr(plan, "verify"):
-            plan.verify()
+        plan.verify()
         if len(self.ranks) != plan.ranks:
             raise ValueError(f"the plan is for {plan.ranks} ranks, the group has {len(self.ranks)} "
                              "processes")

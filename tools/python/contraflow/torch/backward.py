@@ -215,8 +215,6 @@ def backward_input(roots: Sequence[Any], grads: Sequence[Any], inputs: Sequence[
     """B: the gradients of `inputs` (None where one is not used), and what `backward_weight` needs; None where
     B was a full backward."""
     got: Sequence[Any]
-    early: Any
-    at_once: Any
     starts: List[Any] = [(root.node, root.output_nr) if STARTS_AT_EDGES else (root.grad_fn, root.output_nr)
                          for root in roots]
     joints, at_once, done = _joints(starts, [x.view_as(x).grad_fn.next_functions[0][0] for x in inputs])
@@ -231,30 +229,23 @@ def backward_input(roots: Sequence[Any], grads: Sequence[Any], inputs: Sequence[
         got = _grads_of(inputs, roots, grads, True)
         return got, [(root, grad, grad._version) for root, grad in zip(roots, kept)]
     uses = Counter(id(leaf) for _, _, leaves in joints for leaf in leaves)
-    at_once = {id(leaf): leaf for leaf in at_once}
+    now = {id(leaf): leaf for leaf in at_once}  # leaves that get their gradients in B
     later: List[Any] = []
-    early, wanted = {}, list(inputs)
+    wanted = list(inputs)
     for node, outputs, leaves in joints:
-        own = []
-        for leaf in leaves:
-            if id(leaf) in at_once:
-                continue
-            if uses[id(leaf)] == 1:
-                own.append(leaf)
-            else:
-                early[id(leaf)] = leaf
+        now.update((id(leaf), leaf) for leaf in leaves if uses[id(leaf)] > 1)
+        own = [leaf for leaf in leaves if id(leaf) not in now]
         if own:
             starts = [GradientEdge(node, output) for output in outputs]
             later.append((starts, slice(len(wanted), len(wanted) + len(starts)), own))
             wanted.extend(starts)
-    early, at_once = list(early.values()), list(at_once.values())
     versions: Dict[Tuple[Any, int], int] = {}  # of the gradients that W needs, before a function could write into them
     for (start, *_), _, _ in later if any(map(_computes_at_once, done)) else ():
         start.node.register_prehook(lambda grads, node=start.node: versions.update(
             {(node, at): grad._version for at, grad in enumerate(grads) if grad is not None}))
     with _kept(done if later else ()):
-        got = _grads_of(wanted + early + at_once, roots, grads, bool(later))
-    for leaf, grad in zip(early + at_once, got[len(wanted):]):
+        got = _grads_of([*wanted, *now.values()], roots, grads, bool(later))
+    for leaf, grad in zip(now.values(), got[len(wanted):]):
         if grad is not None:
             _add(leaf, grad)
     if later:

@@ -209,7 +209,7 @@ class LayeredStage(Stage):
         begins, or at once where none follows."""
         if self.last and not of_layer.islands:
             with self.computing():
-                self._end(cell, Island(self._loss_of(cell)), out)
+                self._end(cell, out)
         elif self.last:
             if again or of_layer.last_part not in of_layer.again:
                 of_layer.given["END"] = out
@@ -229,19 +229,20 @@ class LayeredStage(Stage):
             return self._outputs(self.loss_fn(result, *cell.target)) if cell.target or trains else ()
         return end
 
-    def _end(self, cell: Cell, island: Island, out: Values) -> None:
+    def _end(self, cell: Cell, out: Values) -> Island:
+        island = Island(self._loss_of(cell))
         got = island.forward(out)
         if got:
             self.check_loss(got[0])
             cell.loss = got[0].detach()
+        return island
 
     def start_parts(self, cell: Cell, of_layer: LayerCell) -> Grads:
         """Gradients of the outputs of the last layer."""
         if self.last:
-            island = of_layer.islands["END"] = Island(self._loss_of(cell))
             out = of_layer.given.pop("END")
             with self.computing():
-                self._end(cell, island, out)
+                island = of_layer.islands["END"] = self._end(cell, out)
                 dx = island.backward([self.start_grad(cell.loss)])
             mark_lane(dx, out, COMPUTE_LANE)
             return dx

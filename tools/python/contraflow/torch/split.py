@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import bisect
+import itertools
 from typing import Any, Callable, Dict, Iterator, List, Optional, Set, Tuple, Union
 
 import torch
@@ -66,9 +68,8 @@ class _Sequential:
             sizes = [stage.count("t") for stage in plan.layout(count if layers is None else layers)]
             if sum(sizes) != count:
                 raise ValueError(f"layers={layers!r} is for {sum(sizes)}, and the model has {count} modules")
-        self._ends = [sum(sizes[:s + 1]) for s in range(len(sizes))]
-        self._at = {name: next(s for s, end in enumerate(self._ends) if k < end)
-                    for k, (name, _) in enumerate(self._children)}
+        self._ends = list(itertools.accumulate(sizes))  # by stage
+        self._at = {name: bisect.bisect_right(self._ends, k) for k, (name, _) in enumerate(self._children)}
 
     def stage(self, number: int) -> _Stage:
         stage = _Stage()

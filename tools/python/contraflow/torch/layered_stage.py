@@ -9,7 +9,7 @@ import torch
 
 from .backward import differentiable
 from .island import Grads, Island, Values, leaves_of, spread
-from .layers import PARTS, Layers, extra_layers, part_of, takes_keywords
+from .layers import PARTS, Layers, extra_layers, part_of
 from .order import COMPUTE_LANE, EXCHANGE_LANE, mark_lane
 from .stage import Cell, Stage, restored_rng, rng_state
 
@@ -24,7 +24,7 @@ class LayerCell:
 
     def __init__(self, stage: LayeredStage, cell: Cell, number: int, again: FrozenSet[str]):
         self._stage, self._cell, self._number, self.again = stage, cell, number, again
-        self._parts = PARTS[stage.kinds[number]]
+        self._parts = list(PARTS[stage.kinds[number]])
         self.last_part = self._parts[-1]
         self.before: Optional[LayerCell] = None  # the layers beside it in the stage
         self.after: Optional[LayerCell] = None
@@ -146,16 +146,15 @@ class LayerCell:
 
     def _function(self, name: str) -> Tuple[Callable[..., Any], Optional[Callable[..., Any]]]:
         kind, layer = self._stage.kinds[self._number], self._stage.layers[self._number]
-        part, explicit = part_of(layer, kind, name)
+        part, explicit = part_of(layer, kind, name, self._cell.kwargs)
         if name != "ATTN":
             return part, explicit
         before = self._stage.modules_before if self._number == 0 else []
-        keywords = self._cell.kwargs if takes_keywords(layer, name) else {}
 
         def attention(*values: Any) -> Any:
             for module in before:
                 values = spread(module(*values))
-            result = spread(part(*values, **keywords))
+            result = spread(part(*values))
             if kind != "m":
                 return result
             tokens = spread(result[0])

@@ -138,13 +138,13 @@ class Walk:
     def _waiting(self, at: int, awaited: List[int]) -> Optional[Work]:
         if not awaited:
             return None
-        works = self.works
+        works, has_lanes = self.works, self.program.order is not None
 
         def waiting() -> None:
             for k in awaited:
                 for work, _ in works[k]:
                     work.wait()
-                if self.program.order is not None:
+                if has_lanes:
                     self._hold(at, [tensor for _, tensor in works[k]])
                 works[k] = ()
         return waiting

@@ -336,6 +336,7 @@ class BackwardTest(unittest.TestCase):
         self.assertTrue(same(whole_weights[-1], weights[-1]))
         self.assertTrue(same(weights[2][:1], weights[4][:1]))      # B left the weight of the kernel
         self.assertFalse(same(weights[2][1:], weights[4][1:]))     # but not the bias
+        self.assertFalse(module.weight.grad.requires_grad)         # W keeps no graph
         with self.assertRaisesRegex(RuntimeError, "no B is running"):
             WeightGradStore.put(print)
 

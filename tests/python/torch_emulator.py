@@ -245,8 +245,7 @@ class Machine:
         patch = unittest.mock.patch
         with patch.object(lanes, "streams_of", lambda device: self), \
                 patch("contraflow.torch.island.root_of", root_of), patch("contraflow.torch.stage.root_of", root_of), \
-                patch.object(torch.autograd, "backward", self.engine(torch.autograd.backward)), \
-                patch.object(torch.autograd, "grad", self.engine(torch.autograd.grad)), \
+                patch.object(backward, "_engine", self.engine(backward._engine)), \
                 patch.object(torch.Tensor, "record_stream", lambda x, stream: self.of(x).recorded.add(stream)):
             yield
 

@@ -67,6 +67,9 @@ class Plan:
         self.routes = [Route(**route) for route in plan["routes"]]
         self.programs = [tuple(map(Instruction.of, program)) for program in plan["programs"]]
 
+    def verify(self):
+        """The command that wrote the file did."""
+
     def stages_of(self, rank):
         return sorted({s for route in self.routes for s, at in enumerate(route.ranks) if at == rank})
 

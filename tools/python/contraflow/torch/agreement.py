@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import types
 import uuid
 import warnings
 import zlib
@@ -13,7 +15,7 @@ import torch.distributed as dist
 import contraflow as cf
 
 from . import program as plans
-from .batch import check_chunk_spec
+from .batch import ChunkSpec, check_chunk_spec
 from .layers import Layers, extra_layers, kind_of
 from .links import default_device, members
 from .local import AnyLinks
@@ -24,28 +26,33 @@ from .stage import Overlap
 _WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel")
 
 
+@dataclasses.dataclass
 class Arguments:
     """The arguments of a PlanSchedule that its check needs, as this process has them."""
 
-    def __init__(self, plan: cf.Plan, ranks: List[int], replicas: List[int], experts: List[int],
-                 stages: Dict[int, torch.nn.Module], *, loss_fn: Optional[Callable[..., Any]], weight_grad: str,
-                 data_parallel: Optional[dist.ProcessGroup],
-                 grad_reduce: Optional[Callable[[int, torch.nn.Module], Any]],
-                 on_step: Optional[Callable[[int], Any]], rank: int, overlap: Optional[Overlap] = None,
-                 device: Union[torch.device, str, None] = None, links: Optional[AnyLinks] = None,
-                 **options: Any) -> None:
-        self.plan, self.ranks, self.replicas, self.stages = plan, ranks, replicas, stages
-        self.experts, self.links = experts, links
-        self.rank = rank
-        self.loss_fn, self.weight_grad = loss_fn, weight_grad
-        self.data_parallel, self.grad_reduce, self.on_step = data_parallel, grad_reduce, on_step
-        self.device, self.overlap = device, overlap
-        self.options: Dict[str, Any] = dict(options, weight_grad=weight_grad)  # that all processes must have alike
-        for name, given in (("grad_reduce", grad_reduce), ("on_step", on_step)):
-            self.options[name] = "given" if given is not None else None
+    plan: cf.Plan
+    rank: int
+    ranks: List[int]
+    replicas: List[int]
+    experts: List[int]
+    stages: Dict[int, torch.nn.Module]
+    loss_fn: Optional[Callable[..., Any]]
+    weight_grad: str
+    data_parallel: Optional[dist.ProcessGroup]
+    grad_reduce: Optional[Callable[[int, torch.nn.Module], Any]]
+    on_step: Optional[Callable[[int], Any]]
+    overlap: Optional[Overlap]
+    device: Union[torch.device, str, None]
+    links: Optional[AnyLinks]
+    chunk_spec: Optional[ChunkSpec]
+    options: Dict[str, Any]  # others that all processes must have alike
+
+    def __post_init__(self) -> None:
+        self.options = dict(self.options, weight_grad=self.weight_grad, chunk_spec=self.chunk_spec,
+                            grad_reduce=self.grad_reduce and "given", on_step=self.on_step and "given")
         self.shared: List[List[Tuple[int, int]]] = []
         self.tied: Dict[Tuple[int, str], Tuple[Tuple[int, str], ...]] = {}
-        self.spread: List[Tuple[int, List[Tuple[Any, ...]]]] = []
+        self.spread: Dict[int, List[Tuple[Any, ...]]] = {}
 
     def check(self) -> None:
         """Raises ValueError or TypeError, with the remedy, for what this process alone can see."""
@@ -54,8 +61,7 @@ class Arguments:
         if not isinstance(self.stages, dict) or not all(isinstance(s, int) for s in self.stages):
             raise TypeError("stages must be a dict from the number of each stage to its torch.nn.Module, "
                             f"is a {type(self.stages).__name__}")
-        if hasattr(plan, "verify"):
-            plan.verify()
+        plan.verify()
         if len(self.ranks) != plan.ranks:
             raise ValueError(f"the plan is for {plan.ranks} ranks, the group has {len(self.ranks)} "
                              "processes")
@@ -70,7 +76,7 @@ class Arguments:
             raise ValueError(f"weight_grad must be \"autograd\" or \"store\", is {self.weight_grad!r}")
         if self.data_parallel is not None and self.grad_reduce is not None:
             raise ValueError("data_parallel and grad_reduce both sum over replicas: give one of them")
-        check_chunk_spec(self.options.get("chunk_spec"))
+        check_chunk_spec(self.chunk_spec)
         sharded = all(isinstance(m, torch.nn.Module) and is_sharded(m) for m in self.stages.values())
         if plan.data_parallel > 1 and self.grad_reduce is None and not sharded and (
                 len(self.replicas) != plan.data_parallel):
@@ -151,7 +157,7 @@ class Arguments:
                     raise ValueError(f"stage {stage}, layer {at} is an MoE layer that names no parameters of experts, "
                                      "and those of all processes of expert_parallel would be averaged: give it "
                                      "expert_parameters(), or its experts' parameters the attribute expert = True")
-            self.spread.append((stage, [(p in spread, *p.shape) for p in module.parameters()] if spread else []))
+            self.spread[stage] = [(p in spread, *p.shape) for p in module.parameters()] if spread else []
         if count == 1 and self.plan.expert_parallel > 1 and self.grad_reduce is None:
             raise ValueError(f"the plan is for experts over {self.plan.expert_parallel} processes, whose gradients "
                              "have to be summed: pass expert_parallel=, a group of as many processes, or grad_reduce=, "
@@ -200,7 +206,7 @@ def _shared(plan: cf.Plan, rank: int, stages: Mapping[int, torch.nn.Module]) -> 
     return [found for found in uses.values() if len(found) > 1]
 
 
-def agree(arguments: Arguments, gather: Callable[[Any], List[Any]]) -> Any:
+def agree(arguments: Arguments, gather: Callable[[Any], List[Any]]) -> str:
     """Checks the arguments of all processes together, so that none waits for one that refuses its own,
     that a pipeline has one plan, that it and its replicas have the same options, and that copies of stages
     share the same parameters. gather(value) returns the values of all processes. Returns a name for this schedule."""
@@ -210,72 +216,79 @@ def agree(arguments: Arguments, gather: Callable[[Any], List[Any]]) -> Any:
     except (ValueError, TypeError) as error:
         problem = error
     text = "\n".join(str(i) for program in arguments.plan.programs for i in program)
-    ranks, mine = arguments.ranks, zlib.crc32(text.encode())
-    stages = [] if problem else sorted(arguments.stages)
-    said = gather((problem and str(problem), mine, uuid.uuid4().hex, ranks, arguments.replicas, stages,
-                   arguments.shared, arguments.options, arguments.tied, arguments.experts, dict(arguments.spread)))
+    said = gather(types.SimpleNamespace(
+        problem=problem and str(problem), plan=zlib.crc32(text.encode()), token=uuid.uuid4().hex,
+        ranks=arguments.ranks, replicas=arguments.replicas, experts=arguments.experts, options=arguments.options,
+        stages=[] if problem else sorted(arguments.stages), shared=arguments.shared, tied=arguments.tied,
+        spread=arguments.spread))
     if problem is not None:
         raise problem
-    linked = {*ranks}  # this pipeline, its replicas and those that share its experts, and theirs
+    mine = said[arguments.ranks[arguments.rank]]
+    linked = {*mine.ranks}  # this pipeline, its replicas and those that share its experts, and theirs
     found: Set[int] = set()
     while linked != found:
         found = set(linked)
-        linked.update(other for at in found for other in (*said[at][3], *said[at][4], *said[at][9]))
+        linked.update(other for at in found for other in (*said[at].ranks, *said[at].replicas, *said[at].experts))
     for at in sorted(linked):
-        if said[at][0] is not None:
-            raise ValueError(f"process {at}: {said[at][0]}")
-    for rank, at in enumerate(ranks):
-        if said[at][1] != mine:
+        if said[at].problem is not None:
+            raise ValueError(f"process {at}: {said[at].problem}")
+    for rank, at in enumerate(mine.ranks):
+        if said[at].plan != mine.plan:
             raise ValueError(f"rank {rank} has another plan than rank {arguments.rank}")
     first = min(linked)
     for at in sorted(linked):
-        for name, value in said[first][7].items():
-            if said[at][7][name] != value:
-                raise ValueError(f"process {at} has {name}={said[at][7][name]}, process {first} has "
+        for name, value in said[first].options.items():
+            if said[at].options[name] != value:
+                raise ValueError(f"process {at} has {name}={said[at].options[name]}, process {first} has "
                                  f"{name}={value}: give all processes the same")
     for at in sorted(linked):
-        for other in said[at][4]:
-            if other != at and (other in said[at][3] or said[other][3].index(other) != said[at][3].index(at)):
+        ranks = said[at].ranks
+        for other in said[at].replicas:
+            if other != at and (other in ranks or said[other].ranks.index(other) != ranks.index(at)):
                 raise ValueError(f"process {other}, which is in data_parallel of process {at}, does not hold the same "
                                  "rank of another pipeline: give each process the group of those that do")
     _agree_on_experts(said, linked)
-    for at, (_, _, _, its_ranks, its_replicas, stages, shared, _, tied, *_) in enumerate(said):
-        for places in tied.values():
-            for other in {*its_ranks, *its_replicas}:
-                for stage, name in places:
-                    if stage in said[other][5] and said[other][8].get((stage, name)) != places:
-                        raise ValueError(f"process {at} ties {places}, and process {other}, which holds stage {stage}, "
-                                         f"{said[other][8].get((stage, name))}: give both the same tied_parameters")
-        for other in {*its_ranks, *its_replicas} if shared else ():
-            common = {*stages} & {*said[other][5]}
-            if _among(common, shared) != _among(common, said[other][6]):
-                raise ValueError(f"processes {at} and {other} hold stages {sorted(common)} and must share "
-                                 "the same parameters between them, complete in the same order")
-    return said[ranks[0]][2]
+    for at, its in enumerate(said):
+        for other in {*its.ranks, *its.replicas}:
+            _agree_on_parameters(at, its, other, said[other])
+    token: str = said[mine.ranks[0]].token
+    return token
+
+
+def _agree_on_parameters(at: int, its: Any, other: int, theirs: Any) -> None:
+    """Copies of stages have the same parameters in common."""
+    for places in its.tied.values():
+        for stage, name in places:
+            if stage in theirs.stages and theirs.tied.get((stage, name)) != places:
+                raise ValueError(f"process {at} ties {places}, and process {other}, which holds stage {stage}, "
+                                 f"{theirs.tied.get((stage, name))}: give both the same tied_parameters")
+    common = {*its.stages} & {*theirs.stages}
+    if its.shared and _among(common, its.shared) != _among(common, theirs.shared):
+        raise ValueError(f"processes {at} and {other} hold stages {sorted(common)} and must share "
+                         "the same parameters between them, complete in the same order")
 
 
 def _agree_on_experts(said: Sequence[Any], linked: Set[int]) -> None:
     """Processes that share experts must call their exchanges in one order, and have the same parameters."""
-    place = {at: said[at][9].index(at) for at in linked}
+    place = {at: said[at].experts.index(at) for at in linked}
     for at in sorted(linked):
-        _, plan, _, ranks, replicas, *_, experts, spread = said[at]
-        for other in (*ranks, *replicas):
+        its = said[at]
+        for other in (*its.ranks, *its.replicas):
             if place[other] != place[at]:
                 raise ValueError(f"process {other} is at place {place[other]} of its expert_parallel, and process {at}"
                                  f", of the same pipeline or another replica of it, at place {place[at]}: give both "
                                  "the same experts")
-        for other in experts:
-            text = f"process {other}, which is in expert_parallel of process {at},"
-            its_ranks = said[other][3]
-            if said[other][9] != experts:
-                raise ValueError(f"{text} has expert_parallel={said[other][9]}, and not {experts}: give each process "
-                                 "the group that it is in")
-            if its_ranks.index(other) != ranks.index(at) or said[other][1] != plan:
-                raise ValueError(f"{text} is rank {its_ranks.index(other)} of its pipeline and process {at} rank "
-                                 f"{ranks.index(at)}, or their plans differ: expert_parallel is for the same rank of "
-                                 "pipelines with the same plan")
-            for stage, parameters in spread.items():
-                if said[other][10][stage] != parameters:
+        for other in its.experts:
+            text, theirs = f"process {other}, which is in expert_parallel of process {at},", said[other]
+            if theirs.experts != its.experts:
+                raise ValueError(f"{text} has expert_parallel={theirs.experts}, and not {its.experts}: give each "
+                                 "process the group that it is in")
+            if theirs.ranks.index(other) != its.ranks.index(at) or theirs.plan != its.plan:
+                raise ValueError(f"{text} is rank {theirs.ranks.index(other)} of its pipeline and process {at} rank "
+                                 f"{its.ranks.index(at)}, or their plans differ: expert_parallel is for the same rank "
+                                 "of pipelines with the same plan")
+            for stage, parameters in its.spread.items():
+                if theirs.spread[stage] != parameters:
                     raise ValueError(f"{text} has other parameters or experts in stage {stage}: give all processes of "
                                      "the group the same layers, with as many experts on each")
 

@@ -46,9 +46,26 @@ def differentiable(tensor: torch.Tensor) -> bool:
     return tensor.is_floating_point() or tensor.is_complex()
 
 
+# What autograd's own functions call after checks of arguments that a schedule makes itself.
+_engine: Callable[..., Any] = getattr(torch.autograd.graph, "_engine_run_backward",
+                                      torch.autograd.Variable._execution_engine.run_backward)
+
+
+def run_backward(roots: Sequence[Any], grads: Sequence[Any], inputs: Sequence[Any] = ()) -> None:
+    """Adds to `.grad` of the inputs, or of all leaves."""
+    _engine(tuple(roots), tuple(grads), False, False, tuple(inputs), allow_unreachable=True, accumulate_grad=True)
+
+
+def _grads_of(inputs: Sequence[Any], roots: Sequence[Any], grads: Sequence[Any], keep_graph: bool) -> Sequence[Any]:
+    """The gradients of the inputs, None where they are not used."""
+    got: Sequence[Any] = _engine(tuple(roots), tuple(grads), keep_graph, False, tuple(inputs),
+                                 allow_unreachable=True, accumulate_grad=False)
+    return got
+
+
 def root_of(output: torch.Tensor) -> Any:
     """The start of a backward: without the output itself, where autograd can, so that it is freed."""
-    if output.grad_fn is None:  # an input handed through
+    if output.is_leaf:  # an input handed through
         output = output.view_as(output)
     return get_gradient_edge(output) if STARTS_AT_EDGES else output
 
@@ -56,7 +73,8 @@ def root_of(output: torch.Tensor) -> Any:
 class WeightGradStore:
     """For kernels that compute their weight gradient themselves, with `weight_grad="store"`: where
     `enabled`, the backward of such a function puts a callable in the store and returns None for the
-    weight; W calls it. It must add to `.grad`. Other weights get their gradients in B."""
+    weight; W calls it, under no_grad as a backward runs. It must add to `.grad`. Other weights get their
+    gradients in B."""
 
     enabled = False
     _put: List[Callable[[], Any]] = []
@@ -199,47 +217,37 @@ def backward_input(roots: Sequence[Any], grads: Sequence[Any], inputs: Sequence[
     """B: the gradients of `inputs` (None where one is not used), and what `backward_weight` needs; None where
     B was a full backward."""
     got: Sequence[Any]
-    early: Any
-    at_once: Any
     starts: List[Any] = [(root.node, root.output_nr) if STARTS_AT_EDGES else (root.grad_fn, root.output_nr)
                          for root in roots]
     joints, at_once, done = _joints(starts, [x.view_as(x).grad_fn.next_functions[0][0] for x in inputs])
     if at_once and not joints:
-        torch.autograd.backward(roots, grads)
+        run_backward(roots, grads)
         got = [x.grad for x in inputs]
         for x in inputs:
             x.grad = None
         return got, None
     if not STARTS_AT_EDGES:
         kept = [g.clone() for g in grads] if at_once else grads  # such a function may write into its own
-        got = torch.autograd.grad(roots, inputs, grads, retain_graph=True, allow_unused=True) if inputs else ()
+        got = _grads_of(inputs, roots, grads, True) if inputs else ()
         return got, [(root, grad, grad._version) for root, grad in zip(roots, kept)]
     uses = Counter(id(leaf) for _, _, leaves in joints for leaf in leaves)
-    at_once = {id(leaf): leaf for leaf in at_once}
+    now = {id(leaf): leaf for leaf in at_once}  # leaves that get their gradients in B
     later: List[Any] = []
-    early, wanted = {}, list(inputs)
+    wanted = list(inputs)
     for node, outputs, leaves in joints:
-        own = []
-        for leaf in leaves:
-            if id(leaf) in at_once:
-                continue
-            if uses[id(leaf)] == 1:
-                own.append(leaf)
-            else:
-                early[id(leaf)] = leaf
+        now.update((id(leaf), leaf) for leaf in leaves if uses[id(leaf)] > 1)
+        own = [leaf for leaf in leaves if id(leaf) not in now]
         if own:
             starts = [GradientEdge(node, output) for output in outputs]
             later.append((starts, slice(len(wanted), len(wanted) + len(starts)), own))
             wanted.extend(starts)
-    early, at_once = list(early.values()), list(at_once.values())
     versions: Dict[Tuple[Any, int], int] = {}  # of the gradients that W needs, before a function could write into them
     for (start, *_), _, _ in later if any(map(_computes_at_once, done)) else ():
         start.node.register_prehook(lambda grads, node=start.node: versions.update(
             {(node, at): grad._version for at, grad in enumerate(grads) if grad is not None}))
     with _kept(done if later else ()):
-        got = torch.autograd.grad(roots, wanted + early + at_once, grads, retain_graph=bool(later),
-                                  allow_unused=True)
-    for leaf, grad in zip(early + at_once, got[len(wanted):]):
+        got = _grads_of([*wanted, *now.values()], roots, grads, bool(later))
+    for leaf, grad in zip(now.values(), got[len(wanted):]):
         if grad is not None:
             _add(leaf, grad)
     if later:
@@ -262,14 +270,14 @@ def backward_weight(left: Any, weights: Sequence[torch.Tensor]) -> None:
     """W: adds the gradients of the weights to their `.grad`, from what `backward_input` left."""
     if not STARTS_AT_EDGES:
         if left and weights:
-            torch.autograd.backward(*_unchanged(left), inputs=weights)
+            run_backward(*_unchanged(left), weights)
         return
     with _ExecGroup():
         for known, own in left:
             if known:
                 starts, grads = _unchanged(known)
                 try:
-                    torch.autograd.backward(starts, grads, inputs=own)
+                    run_backward(starts, grads, own)
                 except RuntimeError as error:
                     if "backward an extra time" not in str(error):
                         raise

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 
 import torch
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
@@ -92,8 +92,8 @@ class Batch:
         without a word there, where they have the rows of the batch; with `always` so is the value itself."""
         rows = self._rows and self._rows * count // self._plan.microbatches
         leaves, form = tree_flatten(value)
-        marks = tree_flatten(_marks(value, self._spec.get(key), f"chunk_spec[{key!r}]"))[0]
-        columns = []
+        marks = _marks(value, self._spec.get(key), f"chunk_spec[{key!r}]")
+        columns: List[List[Any]] = []
         for leaf, mark in zip(leaves, marks):
             if torch.is_tensor(leaf) and leaf.requires_grad and torch.is_grad_enabled():
                 raise ValueError(f"rank {self._rank}: {name} requires a gradient, and step() gives gradients to "
@@ -102,16 +102,18 @@ class Batch:
                 mark = _has_rows(leaf) and len(leaf) == rows or always and torch.is_tensor(value)
             chunked = mark and torch.is_tensor(leaf)
             columns.append(self._chunks(leaf, count, name) if chunked else [leaf] * count)
+        if leaves and leaves[0] is value:
+            return columns[0]
         return [tree_unflatten([column[m] for column in columns], form) for m in range(count)]
 
-    def _chunks(self, value: torch.Tensor, count: int, name: str) -> Sequence[torch.Tensor]:
+    def _chunks(self, value: torch.Tensor, count: int, name: str) -> List[torch.Tensor]:
         has = f"rank {self._rank}: {name} has shape {list(value.shape)}, which does not chunk into {count} "
         if value.dim() == 0 or len(value) < count:
             raise ValueError(has + "micro-batches along dimension 0")
         if len(value) % count != 0 and not self._variable_shapes:
             raise ValueError(has + "micro-batches of the same size: leave the last batch out (drop_last of a "
                              "DataLoader), or pass variable_shapes=True")
-        return value.detach().tensor_split(count)
+        return list(value.detach().tensor_split(count))
 
 
 def check_chunk_spec(spec: Optional[ChunkSpec]) -> None:
@@ -131,10 +133,10 @@ def check_chunk_spec(spec: Optional[ChunkSpec]) -> None:
                             f"lists, tuples and dicts of these; has {wrong[0]!r:.80}")
 
 
-def _marks(value: Any, spec: Any, place: str) -> Any:
+def _marks(value: Any, spec: Any, place: str) -> List[Optional[bool]]:
     """Returns the spec for each leaf of a value."""
     if spec is None or isinstance(spec, bool):
-        return tree_map(lambda _: spec, value)
+        return [spec] * len(tree_flatten(value)[0])
     kind = next((k for k in (dict, list, tuple) if isinstance(value, k)), None)
     if kind is None or isinstance(spec, dict) != (kind is dict) or len(spec) > len(value) or (
             kind is not dict and len(spec) != len(value)):
@@ -144,9 +146,10 @@ def _marks(value: Any, spec: Any, place: str) -> Any:
         unknown = [key for key in spec if key not in value]
         if unknown:
             raise ValueError(f"{place} has {unknown[0]!r}, and what is given there has {list(value)}")
-        return type(value)((key, _marks(part, spec.get(key), f"{place}[{key!r}]")) for key, part in value.items())
-    parts: Iterator[Any] = (_marks(part, s, f"{place}[{k}]") for k, (part, s) in enumerate(zip(value, spec)))
-    return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+        parts = [(part, spec.get(key), key) for key, part in value.items()]
+    else:
+        parts = list(zip(value, spec, range(len(spec))))
+    return [mark for part, s, key in parts for mark in _marks(part, s, f"{place}[{key!r}]")]
 
 
 def _described(value: Any) -> str:

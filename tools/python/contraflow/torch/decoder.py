@@ -6,9 +6,11 @@ embeddings. So masks, rotary tables, scaled logits and checkpoints are those of 
 
 from __future__ import annotations
 
+import bisect
 import copy
+import itertools
 import sys
-from typing import Any, Callable, Dict, Iterator, List, Optional, Union
+from typing import Any, Dict, Iterator, List, Optional, Union
 
 import torch
 from torch import nn
@@ -46,25 +48,25 @@ class Decoder:
         if any("E" in stage for stage in layout[1:]) or any("L" in stage for stage in layout[:-1]):
             raise ValueError(f"the plan has the layers {'|'.join(layout)}: the embedding (E) must be in the first "
                              "stage and the head (L) in the last")
-        self._sizes = [stage.count("t") for stage in layout]
+        self._ends = list(itertools.accumulate(stage.count("t") for stage in layout))  # by stage
 
     def stage(self, number: int) -> nn.Module:
-        begin, count = sum(self._sizes[:number]), self._sizes[number]
-        return self._stage(begin, count, number == 0, number == len(self._sizes) - 1)
+        begin = self._ends[number - 1] if number else 0
+        return self._stage(begin, self._ends[number] - begin, number == 0, number == len(self._ends) - 1)
 
     def layers(self, number: int, group: Any, capacity: Optional[int]) -> nn.Module:
         """Returns the stage in layers of parts, with the experts of this process, for plans of level component."""
-        begin, count = sum(self._sizes[:number]), self._sizes[number]
         stage: Any = self.stage(number)
-        keywords, layers = _Keywords(stage.model, count), stage.model.layers
+        layers = stage.model.layers
+        keywords = _Keywords(stage.model, len(layers))
         routed = _balance_of(stage, keywords) if getattr(stage.config, "output_router_logits", False) else None
         blocks = [from_moe_block(layer, group, capacity, routed) for layer in layers]
         layers._modules.update(zip(layers._modules, blocks))
         made: List[Any] = [_Block(block, k, keywords) for k, block in enumerate(blocks)]
         if number == 0:
             made.insert(0, stage.model.embed_tokens)
-        if number == len(self._sizes) - 1:
-            made.append(self._stage(begin + count, 0, False, True))
+        if number == len(self._ends) - 1:
+            made.append(self._stage(self._ends[-1], 0, False, True))
         return InLayers(stage, made)
 
     def _stage(self, begin: int, count: int, first: bool, last: bool) -> nn.Module:
@@ -88,18 +90,8 @@ class Decoder:
 
     def stage_of(self, name: str) -> int:
         if name.startswith("model.layers."):
-            layer = int(name.split(".")[2])
-            return next(s for s in range(len(self._sizes)) if layer < sum(self._sizes[:s + 1]))
-        return 0 if name.startswith("model.embed_tokens.") else len(self._sizes) - 1
-
-    def init(self, part: nn.Module) -> bool:
-        """Gives a module the parameters of a new one; False where it cannot."""
-        own: Optional[Callable[[nn.Module], None]] = getattr(self._model, "_init_weights", None)
-        own = own or getattr(type(part), "reset_parameters", None)
-        if own is not None:
-            with torch.no_grad():
-                own(part)
-        return own is not None
+            return bisect.bisect_right(self._ends, int(name.split(".")[2]))
+        return 0 if name.startswith("model.embed_tokens.") else len(self._ends) - 1
 
 
 class _Stage:

@@ -14,7 +14,7 @@ import sys
 import threading
 import weakref
 from queue import SimpleQueue
-from typing import Any, Callable, Dict, Hashable, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Callable, ContextManager, Dict, Hashable, Iterator, List, Optional, Sequence, Tuple
 
 import torch
 
@@ -36,17 +36,18 @@ class ThreadLanes:
 
     lanes           lane of each operation
     awaited         by operation: those of other lanes that it waits for
-    explain         explain(position, error): what the other ranks were doing when an operation failed
+    explain         explain(error): a report, with what the other ranks were doing when an operation failed
     """
 
     def __init__(self, lanes: Sequence[Hashable], awaited: Sequence[Sequence[int]],
-                 explain: Callable[[int, BaseException], str]):
+                 explain: Callable[[BaseException], object]):
         self.lanes, self.awaited, self._explain = list(lanes), [list(k) for k in awaited], explain
         self.failed: Optional[Tuple[int, BaseException]] = None
         self._own: Dict[Hashable, List[int]] = {COMPUTE_LANE: []}
         for position, lane in enumerate(lanes):
             self._own.setdefault(lane, []).append(position)
         self._done = [False] * len(self.lanes)
+        self._waited_for = {k for before in self.awaited for k in before}
         self._at: Dict[Hashable, Tuple[int, Optional[int]]] = {}
         self._changed = threading.Condition()
         self._caller_ended = threading.Event()
@@ -63,7 +64,7 @@ class ThreadLanes:
         self.failed, self._done = None, [False] * len(self.lanes)
         self._at = {}
         self._caller_ended.clear()
-        self._running, modes = len(self._jobs), _Modes()
+        self._running, modes = len(self._jobs), _modes()
         for lane, jobs in self._jobs.items():
             jobs.put(functools.partial(self._thread, lane, run, modes))
         try:
@@ -93,24 +94,24 @@ class ThreadLanes:
                 return
             self._at[lane] = position, None
             run(position)
-            with self._changed:
-                self._done[position] = True
-                self._changed.notify_all()
+            if position in self._waited_for:
+                with self._changed:
+                    self._done[position] = True
+                    self._changed.notify_all()
         self._at.pop(lane, None)
 
-    def _thread(self, lane: Hashable, run: Run, modes: _Modes) -> None:
+    def _thread(self, lane: Hashable, run: Run, modes: Callable[[], ContextManager[None]]) -> None:
         try:
-            with modes.entered():
+            with modes():
                 self._lane(lane, run)
             with self._changed:
                 self._running -= 1
                 self._changed.notify_all()
         except BaseException as error:
-            position = self._at[lane][0]
-            self._fail(position, error)
+            self._fail(self._at[lane][0], error)
             # The caller may wait inside a backend that cannot be woken.
             if not self._caller_ended.wait(GRACE):
-                sys.stderr.write(f"{self._explain(position, error)}\n"
+                sys.stderr.write(f"{self._explain(error)}\n"
                                  "the step does not end by itself, so this process ends\n")
                 sys.stderr.flush()
                 os._exit(1)
@@ -166,7 +167,7 @@ class StreamLanes:
             self._position, stream = position, streams[lane]
             with api.stream(stream):
                 for other in self.awaited[position]:
-                    stream.wait_event(self._progress.event(other))
+                    stream.wait_event(self._progress.events[other])
                 run(position)
                 self._progress.after(position, stream)
         for lane, stream in self._streams.items():
@@ -189,25 +190,22 @@ class StreamLanes:
         return [(position, None) for position in self._progress.places() or [self._position]]
 
 
-class _Modes:
-    """Modes that torch keeps by thread, as the caller has them."""
-
-    def __init__(self) -> None:
-        self._grad = torch.is_grad_enabled()
-        self._cast: List[Tuple[str, Any]] = []
-        if hasattr(torch, "get_autocast_dtype"):
-            self._cast = [(device, torch.get_autocast_dtype(device)) for device in ("cpu", "cuda")
-                          if torch.is_autocast_enabled(device)]
-        elif torch.is_autocast_cpu_enabled():
-            self._cast = [("cpu", torch.get_autocast_cpu_dtype())]
-        self._losses = losses.current.get()
+def _modes() -> Callable[[], ContextManager[None]]:
+    """Returns what enters, in another thread, the modes that torch keeps by thread, as the caller has them."""
+    grad, of_step = torch.is_grad_enabled(), losses.current.get()
+    cast: List[Tuple[str, Any]] = []
+    if hasattr(torch, "get_autocast_dtype"):
+        cast = [(device, torch.get_autocast_dtype(device)) for device in ("cpu", "cuda")
+                if torch.is_autocast_enabled(device)]
+    elif torch.is_autocast_cpu_enabled():
+        cast = [("cpu", torch.get_autocast_cpu_dtype())]
 
     @contextlib.contextmanager
-    def entered(self) -> Iterator[None]:
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(torch.set_grad_enabled(self._grad))
-            losses.current.set(self._losses)
+    def entered() -> Iterator[None]:
+        with torch.set_grad_enabled(grad), contextlib.ExitStack() as stack:
+            losses.current.set(of_step)
             stack.callback(losses.current.set, None)
-            for device, dtype in self._cast:
+            for device, dtype in cast:
                 stack.enter_context(torch.autocast(device, dtype=dtype, cache_enabled=False))
             yield
+    return entered

@@ -9,7 +9,7 @@ import torch
 
 from .backward import differentiable
 from .island import Grads, Island, Values, forms_of, leaves_of, spread
-from .layers import PARTS, Layers, extra_layers, method_of, part_of, takes_keywords
+from .layers import PARTS, Layers, extra_layers, part_of
 from .order import COMPUTE_LANE, EXCHANGE_LANE, mark_lane
 from .stage import Cell, Stage, restored_rng, rng_state
 
@@ -24,7 +24,7 @@ class LayerCell:
 
     def __init__(self, stage: LayeredStage, cell: Cell, number: int, again: FrozenSet[str]):
         self._stage, self._cell, self._number, self.again = stage, cell, number, again
-        self._parts = PARTS[stage.kinds[number]]
+        self._parts = list(PARTS[stage.kinds[number]])
         self.last_part = self._parts[-1]
         self.before: Optional[LayerCell] = None  # the layers beside it in the stage
         self.after: Optional[LayerCell] = None
@@ -75,7 +75,9 @@ class LayerCell:
         return out
 
     def _named(self, name: str) -> str:
-        return f"{method_of(self._stage.kinds[self._number], name)} of layer {self._number} of stage {self._cell.stage}"
+        kind = self._stage.kinds[self._number]
+        part = "the module" if kind == "p" else PARTS[kind][name]
+        return f"{part} of layer {self._number} of stage {self._cell.stage}"
 
     def forward_again(self, name: str) -> Values:
         """R."""
@@ -103,10 +105,9 @@ class LayerCell:
             dx, self._kept_grads = dx[:chain], dx[chain:]
         elif name == "DISPATCH":
             dx = [*dx, *self._kept_grads]
-        if name != "ATTN":
-            self.grads[self._parts[self._parts.index(name) - 1]] = dx
-        elif self.before is not None:
-            self.before.grads[self.before._parts[-1]] = dx
+        preceding = self._preceding(name)
+        if preceding is not None:
+            preceding[0].grads[preceding[1]] = dx
         else:
             self._stage.hand_back(self._cell, island.inputs, dx)
         return grads
@@ -135,12 +136,16 @@ class LayerCell:
 
     def _made_again(self, name: str) -> bool:
         """Whether R of the part before makes what this one reads."""
+        preceding = self._preceding(name)
+        return preceding is not None and preceding[1] in preceding[0].again
+
+    def _preceding(self, name: str) -> Optional[Tuple[LayerCell, str]]:
         if name != "ATTN":
-            return self._parts[self._parts.index(name) - 1] in self.again
-        return self.before is not None and self.before._parts[-1] in self.before.again
+            return self, self._parts[self._parts.index(name) - 1]
+        return (self.before, self.before.last_part) if self.before is not None else None
 
     def _following(self, name: str) -> Optional[Tuple[LayerCell, str]]:
-        if name != self._parts[-1]:
+        if name != self.last_part:
             return self, self._parts[self._parts.index(name) + 1]
         return (self.after, "ATTN") if self.after is not None else None
 
@@ -160,16 +165,15 @@ class LayerCell:
 
     def _function(self, name: str) -> Tuple[Callable[..., Any], Optional[Callable[..., Any]]]:
         kind, layer = self._stage.kinds[self._number], self._stage.layers[self._number]
-        part, explicit = part_of(layer, kind, name)
+        part, explicit = part_of(layer, kind, name, self._cell.kwargs)
         if name != "ATTN":
             return part, explicit
         before = self._stage.modules_before if self._number == 0 else []
-        keywords = self._cell.kwargs if takes_keywords(layer, name) else {}
 
         def attention(*values: Any) -> Any:
             for module in before:
                 values = spread(module(*values))
-            result = spread(part(*values, **keywords))
+            result = spread(part(*values))
             if kind != "m":
                 return result
             tokens = spread(result[0])
@@ -223,18 +227,14 @@ class LayeredStage(Stage):
         begins, or at once where none follows."""
         if self.last and not of_layer.islands:
             with self.computing():
-                self._end(cell, Island(self._loss_of(cell)), out)
+                self._end(cell, out)
         elif self.last:
             if again or of_layer.last_part not in of_layer.again:
                 of_layer.given["END"] = out
         elif not again:
             self._outputs(out)
             cell.used = [differentiable(y) for y in out]
-            cell.y_form = [(y.shape, y.dtype) for y in out if differentiable(y)]
-            if cell.next is None:
-                cell.out = _to_send(out, _lane(of_layer.last_part))
-            else:
-                cell.next.x = out
+            self._hand_on(cell, _to_send(out, _lane(of_layer.last_part)) if cell.next is None else out)
 
     def _loss_of(self, cell: Cell) -> Callable[..., Any]:
         def end(*values: Any) -> Any:
@@ -247,19 +247,20 @@ class LayeredStage(Stage):
             return self._outputs(self.loss_fn(result, *cell.target)) if cell.target or trains else ()
         return end
 
-    def _end(self, cell: Cell, island: Island, out: Values) -> None:
+    def _end(self, cell: Cell, out: Values) -> Island:
+        island = Island(self._loss_of(cell))
         got = island.forward(out)
         if got:
             self.check_loss(got[0])
             cell.loss = got[0].detach()
+        return island
 
     def start_parts(self, cell: Cell, of_layer: LayerCell) -> Grads:
         """Gradients of the outputs of the last layer."""
         if self.last:
-            island = of_layer.islands["END"] = Island(self._loss_of(cell))
             out = of_layer.given.pop("END")
             with self.computing():
-                self._end(cell, island, out)
+                island = of_layer.islands["END"] = self._end(cell, out)
                 dx = island.backward([self.start_grad(cell.loss)])
             mark_lane(dx, out, COMPUTE_LANE)
             return dx

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Callable, Dict, Optional, Protocol, Tuple
 
 import torch
 
 from .island import Values, spread
 
-PARTS: Dict[str, Tuple[str, ...]] = {"m": ("ATTN", "DISPATCH", "MLP", "COMBINE"), "d": ("ATTN", "MLP"),
-                                     "p": ("ATTN",)}
-_METHODS = {"m": ("attention", "dispatch", "experts", "combine"), "d": ("attention", "mlp")}
+# By kind of layer: its parts in their order, and the method of each.
+PARTS = {"m": {"ATTN": "attention", "DISPATCH": "dispatch", "MLP": "experts", "COMBINE": "combine"},
+         "d": {"ATTN": "attention", "MLP": "mlp"}, "p": {"ATTN": "attention"}}
 
 
 class MoELayer(Protocol):
@@ -42,25 +43,17 @@ class DenseLayer(Protocol):
 
 def kind_of(layer: Any) -> str:
     """`m`, `d` or `p`, as in plans: an MoE, a dense or a plain layer."""
-    return next((kind for kind, names in _METHODS.items() if all(hasattr(layer, n) for n in names)), "p")
+    return next((kind for kind in "md" if all(hasattr(layer, method) for method in PARTS[kind].values())), "p")
 
 
-def method_of(kind: str, name: str) -> str:
-    """The name that layers give a part."""
-    return _METHODS[kind][PARTS[kind].index(name)] if kind in _METHODS else "the module"
-
-
-def part_of(layer: Any, kind: str, name: str) -> Tuple[Callable[..., Any], Optional[Callable[..., Any]]]:
-    """The function of a part, and the explicit backward that it has, or None."""
-    if kind == "p":
-        return getattr(layer, "attention", layer), None
-    method = method_of(kind, name)
+def part_of(layer: Any, kind: str, name: str, kwargs: Dict[str, Any]) -> Tuple[
+        Callable[..., Any], Optional[Callable[..., Any]]]:
+    """The function of a part, and the explicit backward that it has, or None. The keywords of step() go to
+    `attention`, and to no plain module."""
+    method = PARTS[kind][name]
+    if method == "attention":
+        return functools.partial(layer.attention, **kwargs) if hasattr(layer, "attention") else layer, None
     return getattr(layer, method), getattr(layer, f"{method}_backward", None)
-
-
-def takes_keywords(layer: Any, name: str) -> bool:
-    """Whether the keywords of step() go to a part: to `attention`, and to no plain module."""
-    return name == "ATTN" and hasattr(layer, "attention")
 
 
 class Layers(torch.nn.ModuleList):
@@ -71,11 +64,10 @@ class Layers(torch.nn.ModuleList):
         for layer in self:
             kind, kept = kind_of(layer), ()
             for name in PARTS[kind]:
-                function, explicit = part_of(layer, kind, name)
+                function, explicit = part_of(layer, kind, name, kwargs)
                 if name == "COMBINE":
                     values = (*values, *kept)
-                keywords = kwargs if takes_keywords(layer, name) else {}
-                values = spread(function(*values, **keywords) if explicit is None else
+                values = spread(function(*values) if explicit is None else
                                 _Explicit.apply(function, explicit, *values))
                 if kind == "m" and name == "ATTN":
                     values, kept = spread(values[0]), values[1:]
@@ -110,5 +102,5 @@ def extra_layers(layers: Layers, kinds: str, first: bool, last: bool) -> Tuple[i
     for at, (kind, layer) in enumerate(zip(kinds, list(layers)[begin:])):
         if kind != "p" and kind_of(layer) != kind:
             raise ValueError(f"layer {at} is {'an MoE' if kind == 'm' else 'a dense'} layer in the plan and needs "
-                             f"{', '.join(_METHODS[kind])}; a {type(layer).__name__} has not all of them")
+                             f"{', '.join(PARTS[kind].values())}; a {type(layer).__name__} has not all of them")
     return begin, end

@@ -221,9 +221,7 @@ class Edge:
     def send(self, stage: int, tensors: Sequence[torch.Tensor]) -> Works:
         """Posts an activation of `stage`, and its form before it where the receiver cannot know it.
         Returns what `wait` takes."""
-        tensors = [t.contiguous() for t in tensors]
         form = [(t.shape, t.dtype) for t in tensors]
-        works = []
         known = self._forms.get(stage)
         if known is None or self._variable:
             header = _header(form)
@@ -232,9 +230,7 @@ class Edge:
         elif known != form:
             raise ValueError(f"stage {stage} gives {_describe(form)}, its first micro-batch gave "
                              f"{_describe(known)}: pass variable_shapes=True")
-        for t in tensors:
-            works.append((self._post([t], self._peer, 0), t))
-        return works
+        return self.send_as(tensors)
 
     def receive(self, stage: int) -> Tuple[Tuple[torch.Tensor, ...], Works]:
         """Posts the receives of an activation of `stage`, once its form is known. Returns its tensors

@@ -37,20 +37,15 @@ def tag(i: Instruction) -> Tuple[str, int, int]:
     return i.op[-1], made, i.microbatch
 
 
-def torch_cell(i: Instruction) -> str:
-    """An instruction as PyTorch's schedules call it."""
-    if i.op == "FB":
-        return f"({i.stage}F{i.microbatch};{i.back_stage}B{i.back_microbatch})OVERLAP_F_B"
-    name = {"B": "I", "BW": "B", "REDUCE": "REDUCE_GRAD"}.get(i.op, i.op)
-    return f"{i.stage}{name}{'' if i.microbatch is None else i.microbatch}"
-
-
 def range_name(i: Instruction) -> str:
     """An instruction as profiles call it: as PyTorch's runtime does, a component as DeepSeek's published one."""
     if i.op in COMPONENTS:
         part, way = i.op.split("_")
         return f"{part.lower()}({way})"
-    return "PP:" + torch_cell(i)
+    if i.op == "FB":
+        return f"PP:({i.stage}F{i.microbatch};{i.back_stage}B{i.back_microbatch})OVERLAP_F_B"
+    name = {"B": "I", "BW": "B", "REDUCE": "REDUCE_GRAD"}.get(i.op, i.op)
+    return f"PP:{i.stage}{name}{'' if i.microbatch is None else i.microbatch}"
 
 
 def check(plan: cf.Plan) -> None:

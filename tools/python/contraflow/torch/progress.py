@@ -18,7 +18,7 @@ class Progress:
 
     def __init__(self, api: Any, device: torch.device, lanes: Sequence[Hashable], timing_every: int):
         self._api, self._device, self._every = api, device, timing_every
-        self._events = [api.Event() for _ in lanes]
+        self.events = [api.Event() for _ in lanes]  # the end of each operation
         self._of_lane: Dict[Hashable, List[int]] = {}
         for position, lane in enumerate(lanes):
             self._of_lane.setdefault(lane, []).append(position)
@@ -39,7 +39,7 @@ class Progress:
         self._timing = trains and self._every > 0 and self._step % self._every == 0
         if self._timing:
             if self._base is None:
-                count = len(self._events)
+                count = len(self.events)
                 self._base = self._api.Event(enable_timing=True)
                 self._begins, self._ends = ([self._api.Event(enable_timing=True) for _ in range(count)] for _ in "be")
             self._base.record(self._api.current_stream(self._device))
@@ -51,23 +51,19 @@ class Progress:
         if self._timing:
             self._begins[position].record(stream)
 
-    def after(self, position: int, stream: Any) -> Any:
-        """An operation has been issued. Returns its event."""
+    def after(self, position: int, stream: Any) -> None:
+        """An operation has been issued."""
         if self._timing:
             self._ends[position].record(stream)
-        self._events[position].record(stream)
+        self.events[position].record(stream)
         self._issued = position + 1
-        return self._events[position]
-
-    def event(self, position: int) -> Any:
-        return self._events[position]
 
     def places(self) -> List[int]:
         """The first operation of each lane that is issued and not done."""
         places = []
         for lane, positions in self._of_lane.items():
             at = self._reached.get(lane, 0)
-            while at < len(positions) and positions[at] < self._issued and self._events[positions[at]].query():
+            while at < len(positions) and positions[at] < self._issued and self.events[positions[at]].query():
                 at += 1
             self._reached[lane] = at
             if at < len(positions) and positions[at] < self._issued:

@@ -53,7 +53,8 @@ class GradientSum:
         self._spread, self._of_spread = spread, of_spread
         self._weights: Sequence[torch.Tensor] = []
         self._before: List[Tuple[torch.Tensor, Any]] = []
-        self._going: List[Tuple[Any, torch.Tensor, List[torch.Tensor]]] = []
+        # Sums under way: the work, its buffer, and the part of it for each weight.
+        self._going: List[Tuple[Any, torch.Tensor, List[Tuple[torch.Tensor, torch.Tensor]]]] = []
 
     def begin(self, weights: Sequence[torch.Tensor]) -> None:
         """Before a step: `weights` are those to sum with the stage. What they have in `.grad` is kept apart,
@@ -84,12 +85,13 @@ class GradientSum:
             for params in _buckets(every):
                 flat = torch.cat([sharded.local(torch.zeros_like(p) if p.grad is None else p.grad).reshape(-1)
                                   for p in params])
-                for p, part in _parts(params, flat):
+                parts = _parts(params, flat)
+                for p, part in parts:
                     if sharded.local(p) is p and p.is_contiguous():
                         if hasattr(p.grad, "lane"):
                             foreign.append(p.grad)
                         p.grad = part  # its memory before is free for the next bucket
-                self._going.append((group.allreduce([flat]), flat, params))
+                self._going.append((group.allreduce([flat]), flat, parts))
         if self._hook is not None:
             self._wait()
             self._hook(self._stage.number, self._stage.module)
@@ -105,11 +107,11 @@ class GradientSum:
         self._before = []
 
     def _wait(self) -> None:
-        for work, flat, params in self._going:
+        for work, flat, parts in self._going:
             work.wait()
             if self._divisor != 1:
                 flat.div_(float(self._divisor))
-            for p, part in _parts(params, flat):
+            for p, part in parts:
                 if p.grad is None:
                     p.grad = torch.empty_like(p)
                 grad = sharded.local(p.grad)
@@ -133,7 +135,7 @@ def _buckets(weights: Sequence[torch.Tensor]) -> Iterator[List[torch.Tensor]]:
         yield bucket
 
 
-def _parts(params: Sequence[torch.Tensor], flat: Any) -> Iterator[Tuple[torch.Tensor, torch.Tensor]]:
+def _parts(params: Sequence[torch.Tensor], flat: Any) -> List[Tuple[torch.Tensor, torch.Tensor]]:
     """Each weight with its part of a bucket."""
-    for p, part in zip(params, flat.split([sharded.local(p).numel() for p in params])):
-        yield p, part.view(sharded.local(p).shape)
+    own = [sharded.local(p) for p in params]
+    return [(p, part.view(x.shape)) for p, x, part in zip(params, own, flat.split([x.numel() for x in own]))]

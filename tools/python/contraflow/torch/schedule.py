@@ -81,11 +81,10 @@ class PlanSchedule:
         rank = ranks.index(dist.get_rank()) if links is None else links.rank
         replicas = members(data_parallel) if data_parallel is not None else [ranks[rank]]
         experts = members(expert_parallel) if expert_parallel is not None else [ranks[rank]]
-        token = agree(Arguments(plan, ranks, replicas, experts, modules, loss_fn=loss_fn, weight_grad=weight_grad,
-                                data_parallel=data_parallel, links=links, grad_reduce=grad_reduce, on_step=on_step,
-                                scale_grads=bool(scale_grads), variable_shapes=bool(variable_shapes),
-                                device=device, overlap=overlap, keep_rng=bool(keep_rng), timeout=timeout, rank=rank,
-                                chunk_spec=chunk_spec, names=names and "given"),
+        options = {"scale_grads": bool(scale_grads), "variable_shapes": bool(variable_shapes),
+                   "keep_rng": bool(keep_rng), "timeout": timeout, "names": names and "given"}
+        token = agree(Arguments(plan, rank, ranks, replicas, experts, modules, loss_fn, weight_grad, data_parallel,
+                                grad_reduce, on_step, overlap, device, links, chunk_spec, options),
                       gather if links is None else links.gather)
         holders = plans.holders(plan)
         self._device = torch.device(device) if device is not None else default_device(modules.values())
@@ -116,13 +115,14 @@ class PlanSchedule:
         self._losses = Losses(links, self._device, plan.microbatches)
         self._walk = Walk(plan, program, self._stages, self._sums, links, self._device,
                           variable_shapes=variable_shapes, overlap=overlap, on_step=on_step,
-                          explain=self._explain, timing_every=timing_every)
+                          explain=self._failure, timing_every=timing_every)
         self._broken = self._closed = False
         self._stepping = threading.Lock()
         self._store = getattr(dist, "PrefixStore")(f"contraflow/{token}", links.store)
         self._batch = Batch(plan, self.rank, chunk_spec, variable_shapes, self._store)
+        progress = self._walk.progress
         self._watch = Watch(self._store, self.rank, plan.ranks, self._place,
-                            self._walk.stands_for if self._walk.has_gpu else None, self.links.timeout)
+                            progress.stands_for if progress is not None else None, self.links.timeout)
 
     # A step
 
@@ -284,9 +284,6 @@ class PlanSchedule:
         if self._watch.first is not None:
             text = f"another rank failed first, {self._watch.first}\nhere it was {text}"
         return StepError(self.rank, index, instruction, text, report)
-
-    def _explain(self, _: int, error: BaseException) -> str:
-        return str(self._failure(error))
 
     def _place(self) -> str:
         """The place of this rank in its program, in words."""

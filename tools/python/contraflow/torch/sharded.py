@@ -48,7 +48,7 @@ def begin(module: Any) -> None:
 
 
 def reduce(module: Any) -> None:
-    """Behind the last weight gradient: `.grad` is the average over the mesh, sharded."""
+    """After the last weight gradient: `.grad` is the average over the mesh, sharded."""
     module.set_requires_gradient_sync(True)
     module.set_reshard_after_backward(True)
     module.finalize_backward()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import bisect
+import itertools
 from typing import Any, Callable, Dict, Iterator, List, Optional, Set, Tuple, Union
 
 import torch
@@ -48,7 +50,7 @@ def split(model: nn.Module, plan: cf.Plan, rank: int, *, layers: Union[int, str,
     in_parts = plan.level == "component" or expert_parallel is not None
     stages = {s: cut.layers(s, expert_parallel, capacity) if in_parts else cut.stage(s) for s in plan.stages_of(rank)}
     _tie(model, plan, stages, cut.stage_of)
-    _materialise(stages, cut, init, device)
+    _materialise(stages, model, init, device)
     return stages
 
 
@@ -66,9 +68,8 @@ class _Sequential:
             sizes = [stage.count("t") for stage in plan.layout(count if layers is None else layers)]
             if sum(sizes) != count:
                 raise ValueError(f"layers={layers!r} is for {sum(sizes)}, and the model has {count} modules")
-        self._ends = [sum(sizes[:s + 1]) for s in range(len(sizes))]
-        self._at = {name: next(s for s, end in enumerate(self._ends) if k < end)
-                    for k, (name, _) in enumerate(self._children)}
+        self._ends = list(itertools.accumulate(sizes))  # by stage
+        self._at = {name: bisect.bisect_right(self._ends, k) for k, (name, _) in enumerate(self._children)}
 
     def stage(self, number: int) -> _Stage:
         stage = _Stage()
@@ -84,13 +85,6 @@ class _Sequential:
 
     def stage_of(self, name: str) -> int:
         return self._at[name.split(".")[0]]
-
-    def init(self, part: nn.Module) -> bool:
-        """Gives a module the parameters of a new one; False where it cannot."""
-        reset = getattr(part, "reset_parameters", None)
-        if reset is not None:
-            reset()
-        return reset is not None
 
 
 class _Stage(nn.Sequential):
@@ -126,7 +120,17 @@ def _tie(model: nn.Module, plan: cf.Plan, stages: Dict[int, nn.Module], stage_of
                     tied[name] = tuple(places)
 
 
-def _materialise(stages: Dict[int, nn.Module], cut: Union[_Sequential, Decoder],
+def _init(model: nn.Module, part: nn.Module) -> bool:
+    """Gives a part of a model the parameters of a new one; False where it cannot."""
+    own: Optional[Callable[[nn.Module], None]] = getattr(model, "_init_weights", None)
+    own = own or getattr(type(part), "reset_parameters", None)
+    if own is not None:
+        with torch.no_grad():
+            own(part)
+    return own is not None
+
+
+def _materialise(stages: Dict[int, nn.Module], model: nn.Module,
                  init: Optional[Callable[[nn.Module], object]], device: Union[torch.device, str, None]) -> None:
     made: Dict[int, torch.Tensor] = {}  # of those that several places share, one
     for stage in stages.values():
@@ -144,7 +148,7 @@ def _materialise(stages: Dict[int, nn.Module], cut: Union[_Sequential, Decoder],
                 (part._parameters if parameter else part._buffers)[name] = made[id(tensor)]  # type: ignore[assignment]
         for name, part in list(stage.named_modules()):
             # Tables that no state dict has must be made here in any case.
-            if part in (fresh if init is None else unsaved) and not cut.init(part):
+            if part in (fresh if init is None else unsaved) and not _init(model, part):
                 raise ValueError(f"{name} ({type(part).__name__}) of the model is on the meta device and has no "
                                  "reset_parameters: pass init=, or make its buffers outside of the meta device")
         if init is not None and fresh:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, Optional, Sequence, Tuple
 
 import torch
 
 from . import sharded
-from .backward import WeightGradStore, backward_input, backward_weight, differentiable, root_of
+from .backward import WeightGradStore, backward_input, backward_weight, differentiable, root_of, run_backward
 
 
 class Cell:
@@ -17,35 +17,19 @@ class Cell:
     stage's input, `dy` the gradients of its outputs, `out` and `dx` what a SEND takes; a neighbour on
     the same rank (`next`, `back`) gets it at once."""
 
-    __slots__ = ("stage", "microbatch", "again", "next", "back", "x", "kwargs", "target", "y_form",
-                 "roots", "used", "dy", "out", "dx", "left", "rng", "loss", "output")
-    next: Optional[Cell]
-    back: Optional[Cell]
-    kwargs: Dict[str, Any]
-    target: Tuple[Any, ...]
-    x: Any
-    y_form: Any
-    roots: Any
-    used: Any
-    dy: Any
-    out: Any
-    dx: Any
-    left: Any
-    rng: Any
-    loss: Any
-    output: Any
-
     def __init__(self, stage: int, microbatch: int, again: bool) -> None:
         self.stage, self.microbatch, self.again = stage, microbatch, again
-        self.next = self.back = None
+        self.next: Optional[Cell] = None
+        self.back: Optional[Cell] = None
         self.forget()
 
     def forget(self) -> None:
         """Drops all that a step left."""
-        self.kwargs = {}
-        self.target = ()
-        self.x = self.y_form = self.roots = self.used = self.dy = self.out = self.dx = None
-        self.left = self.rng = self.loss = self.output = None
+        self.kwargs: Dict[str, Any] = {}
+        self.target: Tuple[Any, ...] = ()
+        none: Any = None
+        self.x = self.y_form = self.roots = self.used = self.dy = self.out = self.dx = none
+        self.left = self.rng = self.loss = self.output = none
 
 
 class ForwardChunk:
@@ -72,7 +56,7 @@ class BackwardChunk:
 
     def run(self) -> None:
         if self.roots:
-            torch.autograd.backward(self.roots, self.grads)
+            run_backward(self.roots, self.grads)
 
 
 class Overlap:
@@ -160,12 +144,7 @@ class Stage:
         if self.last:
             cell.loss = result.detach()
         else:
-            sent = tuple([y.detach() for y in outputs])
-            cell.y_form = [(y.shape, y.dtype) for y in sent if differentiable(y)]
-            if cell.next is None:
-                cell.out = sent
-            else:
-                cell.next.x = sent
+            self._hand_on(cell, tuple([y.detach() for y in outputs]))
         if not cell.again:
             self._keep_roots(cell, outputs)
 
@@ -213,7 +192,7 @@ class Stage:
     def backward(self, cell: Cell) -> None:
         """BW."""
         if cell.roots:
-            torch.autograd.backward(cell.roots, self.start_grads(cell))
+            run_backward(cell.roots, self.start_grads(cell))
         self.close_backward(cell)
 
     def close_backward(self, cell: Cell) -> None:
@@ -235,8 +214,7 @@ class Stage:
         if not cell.roots:
             dx, left = [None] * len(inputs), None
         elif self.split == "store":
-            left = WeightGradStore.collect(
-                lambda: torch.autograd.backward(cell.roots, self.start_grads(cell)))
+            left = WeightGradStore.collect(lambda: run_backward(cell.roots, self.start_grads(cell)))
             dx = [x.grad for x in inputs]
             for x in inputs:
                 x.grad = None
@@ -261,10 +239,18 @@ class Stage:
         if left is None:
             return
         if self.split == "store":
-            for work in left:
-                work()
+            with torch.no_grad():  # as inside a backward
+                for work in left:
+                    work()
         else:
             backward_weight(left, self.weights)
+
+    def _hand_on(self, cell: Cell, y: Sequence[Any]) -> None:
+        cell.y_form = [(t.shape, t.dtype) for t in y if differentiable(t)]
+        if cell.next is None:
+            cell.out = y
+        else:
+            cell.next.x = y
 
     def _hand_back(self, cell: Cell, dx: Sequence[torch.Tensor]) -> None:
         if cell.back is None:
@@ -311,16 +297,9 @@ def restored_rng(state: Any) -> Iterator[None]:
     if state is None:
         yield
         return
-    before = (torch.get_rng_state(), state[1], state[1] and torch.cuda.get_rng_state(state[1]))
-    _set_rng_state(state)
-    try:
-        yield
-    finally:
-        _set_rng_state(before)
-
-
-def _set_rng_state(state: Any) -> None:
     host, device, of_device = state
-    torch.set_rng_state(host)
-    if device is not None:
-        torch.cuda.set_rng_state(of_device, device)
+    with torch.random.fork_rng([] if device is None else [device]):
+        torch.set_rng_state(host)
+        if device is not None:
+            torch.cuda.set_rng_state(of_device, device)
+        yield

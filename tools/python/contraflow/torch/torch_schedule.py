@@ -8,7 +8,7 @@ from typing import Any, Callable, List, Optional, Sequence
 
 import contraflow as cf
 
-from .program import COMPUTE, check, forward_cell, torch_cell
+from .program import check, forward_cell
 
 
 def as_torch_schedule(plan: cf.Plan, stages: Sequence[Any], loss_fn: Optional[Callable[..., Any]],
@@ -40,9 +40,6 @@ def as_torch_schedule(plan: cf.Plan, stages: Sequence[Any], loss_fn: Optional[Ca
         stage.stage_index_to_group_rank = ranks
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "plan.csv")
-        with open(path, "w") as csv:
-            for program in plan.programs:
-                cells = [torch_cell(i) for i in program if i.op in COMPUTE]
-                csv.write(",".join(cells) + "\n")
+        plan.to_torch_csv(path)
         schedule._load_csv(path)
     return schedule

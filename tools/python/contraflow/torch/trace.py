@@ -60,12 +60,8 @@ def _rank_events(rank: int, rows: Sequence[Tuple[Dict[str, Any], int, int, int]]
 def write(path: Union[str, os.PathLike[str]], plan: cf.Plan, links: AnyLinks,
           rows: Sequence[Tuple[Instruction, int, int, int]]) -> None:
     """Every process calls it with what it did; the first rank of a pipeline writes the file."""
-    plain = []
-    for i, index, start, end in rows:
-        values = {key: getattr(i, key) for key in ("op", "stage", "microbatch", "layer", "back_stage",
-                                                   "back_microbatch", "peer")}
-        plain.append(({key: value for key, value in values.items() if value is not None}, index, start,
-                      end))
+    keys = ("op", "stage", "microbatch", "layer", "back_stage", "back_microbatch", "peer")
+    plain = [({key: getattr(i, key) for key in keys if getattr(i, key) is not None}, *rest) for i, *rest in rows]
     everyone = links.gather(plain)
     if links.rank != 0:
         return

@@ -35,13 +35,13 @@ class Walk:
     overlap         an Overlap, or None
     variable_shapes, device, links
                     as in PlanSchedule
-    explain         explain(position, error), for a lane that fails while another one cannot be woken
+    explain         explain(error), for a lane that fails while another one cannot be woken
     timing_every    as in PlanSchedule
     """
 
     def __init__(self, plan: cf.Plan, program: RankProgram, stages: Dict[int, Stage], sums: Dict[int, GradientSum],
                  links: AnyLinks, device: torch.device, *, variable_shapes: bool, overlap: Optional[Overlap],
-                 on_step: Optional[Callable[[int], Any]], explain: Callable[[int, BaseException], str],
+                 on_step: Optional[Callable[[int], Any]], explain: Callable[[BaseException], object],
                  timing_every: int = 0) -> None:
         self.program, self.links = program, links
         self._stages, self._sums, self._overlap, self._on_step = stages, sums, overlap, on_step
@@ -50,7 +50,7 @@ class Walk:
         self._held: Dict[Optional[int], List[Any]] = {}  # by instruction: tensors of other lanes until it begins
         self._make_cells(plan)
         self._make_operations(plan)
-        self._progress: Optional[Progress] = None  # of a GPU
+        self.progress: Optional[Progress] = None  # of a GPU
         self.lanes: Any = self._make_lanes(explain, timing_every)
         self._at = -1
 
@@ -115,10 +115,10 @@ class Walk:
                 forwards.append((None, _skip))
         return forwards
 
-    def _make_lanes(self, explain: Callable[[int, BaseException], str], timing_every: int) -> Any:
+    def _make_lanes(self, explain: Callable[[BaseException], object], timing_every: int) -> Any:
         if self.program.order is None:
             if self._api is not None:
-                self._progress = Progress(self._api, self._device, [COMPUTE_LANE] * len(self.operations), timing_every)
+                self.progress = Progress(self._api, self._device, [COMPUTE_LANE] * len(self.operations), timing_every)
             return None
         position_of: Dict[int, int] = {}
         for position, at in enumerate(self.index_of):
@@ -127,8 +127,8 @@ class Walk:
         of_lanes = [order.lanes[at] for at in self.index_of]
         awaited = [[position_of[k] for k in order.awaited[at]] for at in self.index_of]
         if self._api is not None:
-            self._progress = Progress(self._api, self._device, of_lanes, timing_every)
-            streams = StreamLanes(of_lanes, awaited, self._device, self._progress)
+            self.progress = Progress(self._api, self._device, of_lanes, timing_every)
+            streams = StreamLanes(of_lanes, awaited, self._device, self.progress)
             for stage in self._stages.values():
                 if isinstance(stage, LayeredStage):
                     stage.computing = streams.computing
@@ -138,13 +138,13 @@ class Walk:
     def _waiting(self, at: int, awaited: List[int]) -> Optional[Work]:
         if not awaited:
             return None
-        works = self.works
+        works, has_lanes = self.works, self.program.order is not None
 
         def waiting() -> None:
             for k in awaited:
                 for work, _ in works[k]:
                     work.wait()
-                if self.program.order is not None:
+                if has_lanes:
                     self._hold(at, [tensor for _, tensor in works[k]])
                 works[k] = ()
         return waiting
@@ -232,7 +232,7 @@ class Walk:
     def run(self, operations: Operations, annotated: bool) -> None:
         if annotated:
             operations = self._annotated(operations)
-        progress = self._progress
+        progress = self.progress
         if progress is not None:
             progress.begin(torch.is_grad_enabled())
         if self.lanes is not None:
@@ -258,8 +258,8 @@ class Walk:
         waiting, work = operations[position]
         if waiting is not None:
             waiting()
-        if self._progress is not None:
-            self._progress.before(position, self._api.current_stream(self._device))
+        if self.progress is not None:
+            self.progress.before(position, self._api.current_stream(self._device))
         self.starts[position] = time.perf_counter_ns()
         work()
         self.ends[position] = time.perf_counter_ns()
@@ -303,20 +303,12 @@ class Walk:
     def times(self) -> Tuple[List[int], List[int]]:
         """When each operation began and ended, in ns of the performance counter: on the GPU in the last step with
         timing, else in the last step, where the host was."""
-        on_gpu = self._progress.times() if self._progress is not None else None
+        on_gpu = self.progress.times() if self.progress is not None else None
         return on_gpu or (self.starts, self.ends)
-
-    @property
-    def has_gpu(self) -> bool:
-        return self._progress is not None
 
     def on_gpu(self) -> List[int]:
         """The operations that a GPU is at."""
-        return self._progress.places() if self._progress is not None else []
-
-    def stands_for(self) -> float:
-        """For how many seconds a GPU has stood where it is; 0 where it waits for the host."""
-        return self._progress.stands_for() if self._progress is not None else 0.0
+        return self.progress.places() if self.progress is not None else []
 
     @property
     def begun(self) -> bool:

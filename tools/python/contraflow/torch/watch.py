@@ -56,7 +56,6 @@ class Watch:
 
     def begin(self) -> None:
         self._active = True
-        self._post("is in a step")
         if self._thread is None:
             self._thread = threading.Thread(target=self._watch, daemon=True)
             self._thread.start()

@@ -356,6 +356,12 @@ std::vector<CompareRow> Compare(const CompareRequest& asked,
   MadePlans made;
   request.control.made = &made;
   const CostModel published = Prepare(&request);
+  const bool any = request.spec.search.placement == Placement::kAny;
+  // All searches share the budget: of components and of chunks, and of what holds parameters once.
+  if (request.components && request.overlap() != Overlap::kPublished) {
+    request.spec.search.budget /= 2;
+  }
+  if (request.single_too && any) request.spec.search.budget /= 2;
   // `auto` is searched beside all the others, and heard of once these are there.
   std::atomic<bool> heard = false;
   CompareRequest searched = request;
@@ -378,7 +384,6 @@ std::vector<CompareRow> Compare(const CompareRequest& asked,
   if (started) started(kAuto.name);
   heard = true;
   rows.push_back(found.get());
-  const bool any = request.spec.search.placement == Placement::kAny;
   if (!request.single_too || !any || !rows.back().twice) return rows;
   request.spec.search.placement = Placement::kSingle;
   CompareRow once = MakeRow(kAuto, request, published);

@@ -23,7 +23,8 @@ namespace {
 constexpr const char* kLimits[] = {"0.25x", "0.375x", "0.5x", "0.75x", "1x", "1.25x", "1.5x", "2x"};
 /// A search that has all of the memory there is needs no recompute.
 constexpr const char* kMostRecomputed = "1x";
-constexpr int kBudgetShare = 4;
+/// Searches of a front at most, which share the budget.
+constexpr int kSearches = 18;
 /// Between neighbours of which one takes at least so many times longer, and the other holds so many
 /// times more, limits are looked at, but no more than these.
 constexpr double kLonger = 1.03, kLarger = 1.01;
@@ -69,9 +70,10 @@ class FrontSearch {
   }
 
   void Searched() {
+    request_.spec.search.budget /= kSearches;
+    if (asked_) asked_->spec.search.budget /= kSearches;
     Offer(kAuto, request_);
     if (asked_) Offer(kAuto, *asked_);
-    request_.spec.search.budget /= kBudgetShare;
     const std::optional<int64_t> most = LimitOf(request_.memory_limit);
     for (const char* limit : kLimits) {
       if (request_.control.stopped()) return;

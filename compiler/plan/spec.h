@@ -34,7 +34,7 @@ Placement ParsePlacement(std::string_view name);
 /// clock: the budget is counted in evaluated instructions, so many to a second.
 struct SearchOptions {
   Placement placement = Placement::kAny;
-  int64_t budget = 1'000'000'000;  ///< nanoseconds on a machine of 2024, about
+  int64_t budget = 2'000'000'000;  ///< of the whole search: nanoseconds on a machine of 2024, about
   uint64_t seed = 0;
   /// If true, candidates and published orders are compared by component-level time, otherwise by
   /// chunk time.

@@ -26,11 +26,13 @@
 #include "schedules/made_plans.h"
 #include "schedules/partition/partition.h"
 #include "schedules/partition/staged.h"
+#include "schedules/published/placement.h"
 #include "schedules/published/rows.h"
 #include "schedules/recompute/recompute.h"
 #include "schedules/search/candidates.h"
 #include "schedules/search/incumbent.h"
 #include "schedules/search/portfolio.h"
+#include "schedules/search/search.h"
 #include "schedules/search/shape.h"
 #include "schedules/search/work.h"
 
@@ -88,7 +90,7 @@ std::optional<Spec> SpecFor(const Schedule& schedule, const Spec& asked) {
 class AutoSearch {
  public:
   AutoSearch(const Spec& asked, const SearchControl& control)
-      : asked_(asked), control_(control), work_(asked.search, control), incumbent_(asked) {
+      : asked_(asked), control_(control), work_(FirstOf(asked.search), control), incumbent_(asked) {
     const bool layered = !asked.costs.layers.empty();
     if (layered) CheckDevicesForLayers(asked, control);
     shapes_ = layered ? LayerShapes(asked, control, &incumbent_) : StageShapes(asked, &incumbent_);
@@ -194,8 +196,31 @@ class AutoSearch {
 
   void Report() { work_.Found(incumbent_.worth().step, incumbent_.plan().provenance->bound); }
 
+  /// Half of the budget where the other half is against noise.
+  static SearchOptions FirstOf(SearchOptions options) {
+    if (options.noise > 0) options.budget /= 2;
+    return options;
+  }
+
+  /// Replaces the order of the plan by one that is as long without noise and shorter with it.
+  void Steady(Plan* plan) {
+    const std::optional<int64_t> limit = plan->provenance->memory_limit;
+    const SearchProblem problem = MakeProblem(FrameOf(*plan), *plan->costs, limit);
+    std::optional<Order> order = ToOrder(problem, *plan);
+    // An order that stands noise is no longer than another, but its step may be.
+    if (!order || SharesStages(*plan) || LongerThanOrder(*plan->costs, asked_.search)) return;
+    SearchWork work(FirstOf(asked_.search), control_);
+    SearchResult found = {std::move(*order), plan->provenance->makespan, plan->provenance->from};
+    LowerExpected(problem, {}, asked_.search, &work, &found);
+    plan->programs = ToPlan(problem, found.order).programs;
+    plan->provenance->from = found.from.substr(0, kMaxFrom);
+    // That may have shortened it.
+    plan->provenance->makespan = Evaluate(problem, found.order).makespan;
+  }
+
   Plan Finish() {
     Plan plan = incumbent_.Take();
+    if (asked_.search.noise > 0) Steady(&plan);
     plan.schedule = asked_.schedule;
     Provenance& provenance = *plan.provenance;
     provenance.budget = asked_.search.budget;

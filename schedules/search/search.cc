@@ -4,7 +4,6 @@
 #include <utility>
 #include <vector>
 
-#include "schedules/local/noise.h"
 #include "schedules/pairs/pairs.h"
 #include "schedules/search/evaluator.h"
 
@@ -67,13 +66,6 @@ std::optional<SearchResult> Search(const SearchProblem& problem, std::span<const
   if (other && other->makespan < best->makespan) {
     best = std::move(other);
     ImproveFurther(problem, bound, options, work->left(), work, &*best);
-  }
-  if (options.noise > 0) {
-    // A second budget, so that the order is as short as without noise.
-    SearchWork more(options, work->control());
-    LowerExpected(problem, seeds, options, &more, &*best);
-    // That may have shortened it.
-    best->makespan = Evaluate(problem, best->order).makespan;
   }
   return best;
 }

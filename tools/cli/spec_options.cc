@@ -1,6 +1,7 @@
 #include "tools/cli/spec_options.h"
 
 #include <CLI/CLI.hpp>
+#include <charconv>
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -398,6 +399,21 @@ namespace {
 
 /// Durations that vary by more than half are no longer near what was planned for.
 constexpr double kMostNoise = 0.5;
+/// --until where it is not given, and the largest.
+constexpr double kUntil = 0.003, kMostUntil = 0.5;
+
+/// "0.3%". Throws UsageError.
+double ParseShare(const std::string& text) {
+  double percent = -1;
+  const char* const end = text.data() + text.size();
+  const auto [at, error] = std::from_chars(text.data(), end, percent);
+  const bool read = error == std::errc() && at + 1 == end && *at == '%';
+  if (!read || !(percent >= 0 && percent <= 100 * kMostUntil)) {
+    throw UsageError("`until`: must be a percentage in 0..50, as in 0.3%, not \"" +
+                     text.substr(0, 64) + "\"");
+  }
+  return percent / 100;
+}
 
 }  // namespace
 
@@ -410,10 +426,14 @@ void AddSearchOptions(CLI::App* app, SearchOption* option) {
                   "chunks tried for costs with layers only (default: any)")
       ->type_name("PLACEMENT");
   app->add_option("--budget", option->budget,
-                  "for auto: search time for each placement tried, and the same again\nfor "
-                  "--noise; it counts evaluated instructions, not seconds, so the\nresult is the "
-                  "same on every machine (default: 1s)")
+                  "for auto: processor time of the whole command, about; it counts\nevaluated "
+                  "instructions, not seconds, so the result is the same on every\nmachine "
+                  "(default: 2s)")
       ->type_name("500ms|1s|2m");
+  app->add_option("--until", option->until,
+                  "for auto: end once no plan can be shorter than the best one by more\nthan this "
+                  "(default: 0.3%)")
+      ->type_name("X%");
   AddInteger(app, "--seed", &option->seed, "N", "for auto: another N, another search (default: 0)");
   AddNumber(app, "--noise", &option->noise, "X",
             "for auto: among equally short orders, prefer the one least\nsensitive to random "
@@ -430,6 +450,7 @@ SearchOptions ResolveSearch(const SearchOption& option) {
     }
   }
   if (option.budget) search.budget = ParseDuration("--budget", *option.budget);
+  search.until = option.until ? ParseShare(*option.until) : kUntil;
   if (option.seed) search.seed = static_cast<uint64_t>(*option.seed);
   if (option.noise) {
     if (!(*option.noise >= 0 && *option.noise <= kMostNoise)) {
@@ -443,6 +464,7 @@ SearchOptions ResolveSearch(const SearchOption& option) {
 void RefuseSearchOptions(const SearchOption& option, const std::string& schedule) {
   const std::pair<const char*, bool> flags[] = {{"`placement`", option.placement.has_value()},
                                                 {"`budget`", option.budget.has_value()},
+                                                {"`until`", option.until.has_value()},
                                                 {"`seed`", option.seed.has_value()},
                                                 {"`noise`", option.noise.has_value()}};
   for (const auto& [name, given] : flags) {

@@ -115,9 +115,9 @@ Target ReadFor(const std::optional<std::string>& text);
 /// How far chunks shall overlap: as --overlap says, else as the chunk costs were derived, else all.
 Overlap OverlapOf(const CostsOption& option, const CostModel& costs);
 
-/// Values of the options --placement --budget --seed --noise: how `auto` searches.
+/// Values of the options --placement --budget --until --seed --noise: how `auto` searches.
 struct SearchOption {
-  std::optional<std::string> placement = {}, budget = {};
+  std::optional<std::string> placement = {}, budget = {}, until = {};
   std::optional<int64_t> seed = {};
   std::optional<double> noise = {};
 };
@@ -126,7 +126,7 @@ struct SearchOption {
 void AddSearchOptions(CLI::App* app, SearchOption* option);
 
 /// The search they ask for. Throws UsageError for a placement that there is none of, a budget that
-/// is no time or too long, and a noise out of range.
+/// is no time or too long, and a share or a noise out of range.
 SearchOptions ResolveSearch(const SearchOption& option);
 
 /// Throws UsageError that names the first option given, since `schedule` is not searched.

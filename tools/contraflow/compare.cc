@@ -205,6 +205,8 @@ int Run(const CompareCommand& options) {
   Warn(assumed);
   for (Point& point : points) {
     point.request.keep_plans = !options.output.empty() || options.page();
+    // The budget is that of the whole command.
+    point.request.spec.search.budget /= static_cast<int64_t>(points.size());
   }
   const bool sweep = points.size() > 1;
   CheckFlags(options, sweep);

@@ -11,7 +11,7 @@
 #include "compiler/plan/spec.h"
 #include "schedules/registry.h"
 #include "schedules/report.h"
-#include "schedules/search_control.h"
+#include "schedules/search/search_control.h"
 
 namespace contraflow {
 

@@ -7,7 +7,7 @@
 #include "compiler/lower/lower.h"
 #include "compiler/plan/plan.h"
 #include "compiler/plan/spec.h"
-#include "schedules/search_control.h"
+#include "schedules/search/search_control.h"
 
 namespace contraflow {
 

@@ -26,7 +26,8 @@ struct FrontPoint {
 /// up to eight more, each in the middle of the two points between which the front drops most: of
 /// activations or, where the costs give bytes, of all that a rank holds. With recompute where the
 /// costs say what that holds, and for `auto` with offloading where they have a link to the host.
-/// Points by memory, the smallest first. All searches of `auto` share the request's budget. Calls `started` with what comes next.
+/// Points by memory, the smallest first. All searches of `auto` share the request's budget. Calls
+/// `started` with what comes next.
 std::vector<FrontPoint> ParetoFront(const CompareRequest& request,
                                     const std::function<void(std::string_view)>& started = {});
 

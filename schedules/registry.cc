@@ -12,11 +12,11 @@
 #include "compiler/plan/recompute_cost.h"
 #include "compiler/plan/text.h"
 #include "compiler/simulate/simulate.h"
+#include "schedules/auto/auto.h"
 #include "schedules/made_plans.h"
 #include "schedules/partition/partition.h"
 #include "schedules/published/rows.h"
-#include "schedules/published_plan.h"
-#include "schedules/search/auto.h"
+#include "schedules/recompute/published_plan.h"
 
 namespace contraflow {
 

@@ -10,7 +10,7 @@
 
 namespace contraflow {
 
-struct SearchControl;  // schedules/search_control.h
+struct SearchControl;  // schedules/search/search_control.h
 
 /// The published bubble of a schedule. Letters as in the papers: B is the FULL backward, F&B the
 /// overlapped pair, PP the ranks; every table that prints `text` prints that legend too.
@@ -39,7 +39,7 @@ struct Schedule {
   /// Most activations (stage inputs held until the end of W) on a rank, reached once M is large
   /// enough.
   int (*peak_activations)(const Spec& spec, int rank);
-  const Formula* formula;  ///< null where none is published
+  const Formula* formula;     ///< null where none is published
   bool heeds_costs = false;   ///< else the order depends on P, M and chunks alone
   bool takes_chunks = false;  ///< Spec::chunks may be any number; else 0 or the schedule's own
 };

@@ -31,9 +31,9 @@ struct UnsoundOrder : Error {
   using Error::Error;
 };
 
-/// Lowers a compute order, verifying before and after every pass. Throws UnsoundOrder if `plan` is that, Error
-/// if the target is not reachable; InternalError if a pass broke it. The costs are kept in the
-/// plan.
+/// Lowers a compute order, verifying before and after every pass. Throws UnsoundOrder if `plan` is
+/// that, Error if the target is not reachable; InternalError if a pass broke it. The costs are kept
+/// in the plan.
 Plan Lower(Plan plan, const CostModel& costs, const LowerOptions& options,
            const PassObserver& observer = {});
 

@@ -21,12 +21,12 @@
 #include "schedules/partition/staged.h"
 #include "schedules/published/placement.h"
 #include "schedules/published/rows.h"
+#include "schedules/recompute/published_plan.h"
 #include "schedules/recompute/recompute.h"
 #include "schedules/search/candidates.h"
-#include "schedules/published_plan.h"
 #include "schedules/search/incumbent.h"
 #include "schedules/search/portfolio.h"
-#include "schedules/search_control.h"
+#include "schedules/search/search_control.h"
 
 namespace contraflow {
 namespace {

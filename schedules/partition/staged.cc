@@ -117,9 +117,7 @@ PartitionWorth WorthOf(const Plan& plan, const Spec& staged) {
   return worth;
 }
 
-int64_t InstructionsOf(const Plan& frame) {
-  return int64_t{3} * frame.stages * frame.microbatches;
-}
+int64_t InstructionsOf(const Plan& frame) { return int64_t{3} * frame.stages * frame.microbatches; }
 
 int64_t MostJudged(const Spec& spec, int stages) {
   int64_t instructions = int64_t{3} * stages * spec.microbatches;

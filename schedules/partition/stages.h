@@ -81,8 +81,8 @@ void CheckBytes(const CostModel& made);
 CostModel StagesForPlan(const CostModel& costs, const Plan& plan, Overlap overlap);
 
 /// Costs that list the stages a plan was made of, with the stages of the plan: `auto` has cut or
-/// merged those of its costs (Provenance::cost_stages), else fewer than the plan's are cut. Costs of
-/// other numbers of stages stay as they are, as do those that cannot be cut.
+/// merged those of its costs (Provenance::cost_stages), else fewer than the plan's are cut. Costs
+/// of other numbers of stages stay as they are, as do those that cannot be cut.
 CostModel CutForPlan(const CostModel& costs, const Plan& plan);
 
 /// True if the layer has components with all-to-alls.

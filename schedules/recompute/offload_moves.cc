@@ -11,6 +11,7 @@
 #include "compiler/plan/memory_limit.h"
 #include "compiler/simulate/simulate.h"
 #include "schedules/recompute/offload.h"
+#include "schedules/search/incumbent.h"
 
 namespace contraflow {
 namespace {
@@ -19,9 +20,6 @@ namespace {
 constexpr int kFar = 8;
 /// Laying out copies and simulating them, in instructions of an order that is evaluated.
 constexpr int64_t kWorkOfFit = 16;
-
-/// Excess over the limits first, then time.
-using Worth = std::pair<int64_t, Time>;
 
 struct Fitted {
   Plan plan;
@@ -33,9 +31,9 @@ Fitted WithWorth(Plan plan, const CostModel& costs, const std::vector<int64_t>& 
   const Simulation run = Simulate(fitted.plan, costs, Keep::kFigures);
   for (size_t r = 0; r < limits.size(); ++r) {
     const int64_t peak = MemoryLimit(costs).Peak(run.ranks[r]);
-    fitted.worth.first = std::max(fitted.worth.first, peak - limits[r]);
+    fitted.worth.excess = std::max(fitted.worth.excess, peak - limits[r]);
   }
-  fitted.worth.second = run.makespan;
+  fitted.worth.step = run.makespan;
   return fitted;
 }
 
@@ -127,7 +125,7 @@ Plan ImproveOffloaded(const Plan& offloaded, const CostModel& costs,
   Fitted best = WithWorth(offloaded, costs, limits);
   best.plan.costs.reset();
   Worth current = best.worth;
-  if (best.worth > Worth(0, bound)) {
+  if (best.worth > Worth{0, bound}) {
     // Its copies may come from elsewhere.
     Fitted fitted = FitOrder(order, costs, limits);
     current = fitted.worth;
@@ -135,7 +133,7 @@ Plan ImproveOffloaded(const Plan& offloaded, const CostModel& costs,
   }
   Moves moves(seed, recompute);
   const int64_t all = work->left();
-  while (best.worth > Worth(0, bound) && work->Spend(kWorkOfFit * instructions)) {
+  while (best.worth > Worth{0, bound} && work->Spend(kWorkOfFit * instructions)) {
     Plan moved = order;
     bool changed = false;
     for (size_t left = 1 + moves.Draw(2); left > 0; --left)
@@ -144,8 +142,8 @@ Plan ImproveOffloaded(const Plan& offloaded, const CostModel& costs,
     try {
       Fitted fitted = FitOrder(moved, costs, limits);
       // Up to two thousandths longer at first.
-      const Time heat = current.second / 512 * (work->left() / 1024) / (all / 1024 + 1);
-      if (fitted.worth > Worth(current.first, current.second + heat)) continue;
+      const Time heat = current.step / 512 * (work->left() / 1024) / (all / 1024 + 1);
+      if (fitted.worth > Worth{current.excess, current.step + heat}) continue;
       current = fitted.worth;
       order = std::move(moved);
       if (current < best.worth) best = std::move(fitted);

@@ -41,9 +41,7 @@ bool SearchWork::Spend(int64_t instructions) {
   return !over_;
 }
 
-int64_t SearchWork::left() const {
-  return spent() ? 0 : total_ - done_;
-}
+int64_t SearchWork::left() const { return spent() ? 0 : total_ - done_; }
 
 void SearchWork::Enter(std::string_view phase) {
   if (whole_ != nullptr) return whole_->Enter(phase);

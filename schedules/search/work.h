@@ -4,7 +4,7 @@
 #include <string_view>
 
 #include "compiler/plan/spec.h"
-#include "schedules/search_control.h"
+#include "schedules/search/search_control.h"
 
 namespace contraflow {
 

@@ -82,37 +82,30 @@ const std::map<std::string, std::set<std::string>>& Allowed() {
 
 /// The floor of a folder of schedules: it may include those of lower floors, but for KnownBreaches.
 const std::map<std::string, int>& SchedulesFloor() {
-  static const std::map<std::string, int> floor = {{"schedules/published", 0},
-                                                   {"schedules/search", 1},
-                                                   {"schedules/local", 2},
-                                                   {"schedules/pairs", 2},
-                                                   {"schedules/recompute", 3},
-                                                   {"schedules/partition", 4},
-                                                   {"schedules", 5}};
+  static const std::map<std::string, int> floor = {
+      {"schedules/published", 0}, {"schedules/search", 1},
+      {"schedules/local", 2},     {"schedules/pairs", 2},
+      {"schedules/recompute", 3}, {"schedules/partition", 4},
+      {"schedules/auto", 5},      {"schedules", 6}};
   return floor;
 }
 
 /// Files that include a folder which is not below theirs, and the header. None may be added.
 const std::set<std::pair<std::string, std::string>>& KnownBreaches() {
   static const std::set<std::pair<std::string, std::string>> known = {
+      {"schedules/auto/auto.cc", "schedules/made_plans.h"},
+      {"schedules/auto/layer_shape.cc", "schedules/made_plans.h"},
       {"schedules/partition/layered.cc", "schedules/made_plans.h"},
-      {"schedules/partition/layered.cc", "schedules/search_control.h"},
       {"schedules/partition/partition.h", "schedules/registry.h"},
-      {"schedules/partition/shape_search.cc", "schedules/made_plans.h"},
       {"schedules/partition/staged.h", "schedules/registry.h"},
       {"schedules/published/placement.h", "schedules/registry.h"},
       {"schedules/published/rows.h", "schedules/registry.h"},
-      {"schedules/recompute/recompute.cc", "schedules/search_control.h"},
+      {"schedules/recompute/published_plan.h", "schedules/registry.h"},
       {"schedules/recompute/recompute.h", "schedules/registry.h"},
-      {"schedules/search/auto.cc", "schedules/search_control.h"},
-      {"schedules/search/best_published.cc", "schedules/search_control.h"},
-      {"schedules/search/candidate_search.cc", "schedules/pairs/lowered_search.h"},
       {"schedules/search/evaluator.cc", "schedules/local/noise.h"},
       {"schedules/search/memory_advice.cc", "schedules/recompute/recompute.h"},
       {"schedules/search/memory_advice.cc", "schedules/registry.h"},
-      {"schedules/search/search.cc", "schedules/local/noise.h"},
       {"schedules/search/search.cc", "schedules/pairs/pairs.h"},
-      {"schedules/search/search.h", "schedules/search_control.h"},
   };
   return known;
 }

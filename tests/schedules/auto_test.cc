@@ -16,7 +16,7 @@
 #include "schedules/registry.h"
 #include "schedules/search/candidates.h"
 #include "schedules/search/portfolio.h"
-#include "schedules/search_control.h"
+#include "schedules/search/search_control.h"
 #include "tests/support/failure.h"
 #include "tests/support/naive.h"
 #include "tests/support/sanitized.h"

@@ -33,7 +33,7 @@ CompareRequest RandomRequest(std::mt19937_64* random) {
     costs.memory->input_bytes = 100;
   }
   request.spec.search.placement = Placement::kAny;
-  request.spec.search.budget = 4'000'000;
+  request.spec.search.budget = 150'000'000;
   return request;
 }
 
@@ -94,7 +94,7 @@ TEST_SUITE("property") {
         if (!point.device_memory) continue;
         CHECK(point.memory <= static_cast<double>(*point.device_memory));
       }
-      request.spec.search.budget /= 4;
+      request.spec.search.budget /= 18;
       request.spec.recompute.choice = Recompute::Choice::kAuto;
       const double least = front.front().memory, most = front.back().memory;
       for (const double share : {0.0, 0.2, 0.4, 0.6, 0.8, 1.0}) {

@@ -1,8 +1,8 @@
 #include "tools/cli/spec_options.h"
 
 #include <CLI/CLI.hpp>
-#include <charconv>
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <cstdio>
 #include <utility>

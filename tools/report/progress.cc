@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "compiler/plan/text.h"
-#include "schedules/search_control.h"
+#include "schedules/search/search_control.h"
 #include "tools/cli/terminal.h"
 
 namespace contraflow {

@@ -12,7 +12,7 @@
 
 namespace contraflow {
 
-struct SearchControl;  // schedules/search_control.h
+struct SearchControl;  // schedules/search/search_control.h
 
 /// Says on stderr what takes so long, while it lives: on a terminal, only after a second, in one
 /// line that is wiped at the end; where it is verbose and none, a line a second. Nothing may be

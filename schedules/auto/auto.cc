@@ -1,6 +1,7 @@
 // The searched schedule: the shortest step for given costs and memory, over all placements.
 //
-//   spec -> shapes -> rungs of one ladder: each shape runs once, the best first -> incumbent -> plan
+//   spec -> shapes -> rungs of one ladder: each shape runs once, the best first -> incumbent ->
+//   plan
 //
 // A shape is a placement and depth in one of the ways to hold less that the spec leaves open
 // (shape.h). Every rung gives each shape four times the work of the one before, and a budget ends
@@ -8,7 +9,7 @@
 // no shorter than the incumbent is not run. Work counts evaluated instructions: the result depends
 // on the spec and not on the machine.
 
-#include "schedules/search/auto.h"
+#include "schedules/auto/auto.h"
 
 #include <algorithm>
 #include <map>
@@ -21,7 +22,9 @@
 #include "compiler/bound/bound.h"
 #include "compiler/plan/error.h"
 #include "compiler/plan/memory_limit.h"
+#include "compiler/plan/recompute_cost.h"
 #include "compiler/simulate/simulate.h"
+#include "schedules/auto/shape.h"
 #include "schedules/local/noise.h"
 #include "schedules/made_plans.h"
 #include "schedules/partition/partition.h"
@@ -33,7 +36,6 @@
 #include "schedules/search/incumbent.h"
 #include "schedules/search/portfolio.h"
 #include "schedules/search/search.h"
-#include "schedules/search/shape.h"
 #include "schedules/search/work.h"
 
 namespace contraflow {
@@ -41,8 +43,8 @@ namespace {
 
 /// Work of a rung, as a multiple of that of the one before.
 constexpr int64_t kStep = 4, kMostTimes = int64_t{1} << 30;
-/// Published schedules get partitions of their own if a shape with their routes has come within this
-/// share of the incumbent.
+/// Published schedules get partitions of their own if a shape with their routes has come within
+/// this share of the incumbent.
 constexpr int64_t kNear = 32;
 /// Orders that one takes as long as to evaluate that is made with its messages and bounds, and that
 /// each choice of what to recompute takes; partitions of each stage that are judged.
@@ -114,11 +116,10 @@ class AutoSearch {
   bool RunRung(int64_t times) {
     std::map<const Shape*, Time> step;
     for (const std::unique_ptr<Shape>& shape : shapes_) {
-      step[shape.get()] = shape->step() ? *shape->step() : shape->Promise(&work_);
+      step[shape.get()] = shape->step() ? *shape->step() : Promise(*shape);
     }
-    std::ranges::stable_sort(shapes_, {}, [&](const std::unique_ptr<Shape>& shape) {
-      return step[shape.get()];
-    });
+    std::ranges::stable_sort(
+        shapes_, {}, [&](const std::unique_ptr<Shape>& shape) { return step[shape.get()]; });
     bool open = false;
     for (const std::unique_ptr<Shape>& shape : shapes_) {
       // A first run offers at least what is soon made, whatever the budget.
@@ -126,8 +127,9 @@ class AutoSearch {
       if (work_.spent() && incumbent_.any() && !soon) return true;
       if (closed_.contains(shape.get()) || !Improves(*shape)) continue;
       SearchWork part(&work_, times * shape->orders() * shape->instructions());
-      part.Spend(shape->instructions());  // so that the sequence ends even if a run has nothing to do
-      const bool more = shape->Run(&part, &incumbent_);
+      part.Spend(
+          shape->instructions());  // so that the sequence ends even if a run has nothing to do
+      const bool more = Run(*shape, &part);
       if (!more) closed_.insert(shape.get());
       open |= more;
       if (incumbent_.any()) Report();
@@ -135,12 +137,32 @@ class AutoSearch {
     return open;
   }
 
+  Time Promise(Shape& shape) {
+    try {
+      return shape.Promise(&work_);
+    } catch (const InternalError&) {
+      throw;
+    } catch (const Error&) {
+      return INT64_MAX;  // its run says why
+    }
+  }
+
+  bool Run(Shape& shape, SearchWork* work) {
+    try {
+      return shape.Run(work, &incumbent_);
+    } catch (const InternalError&) {
+      throw;
+    } catch (const Error& error) {
+      incumbent_.Refuse(error);
+      return false;
+    }
+  }
+
   /// False if no plan of the shape is shorter than the incumbent.
   bool Improves(Shape& shape) {
     if (!incumbent_.any()) return true;
     const Time step = incumbent_.worth().step;
-    const Time enough =
-        step - static_cast<Time>(static_cast<double>(step) * asked_.search.until);
+    const Time enough = step - static_cast<Time>(static_cast<double>(step) * asked_.search.until);
     return shape.Bound(enough) < enough;
   }
 
@@ -183,13 +205,12 @@ class AutoSearch {
     if (!plan.costs) plan.costs = spec.costs;
     if (!FitsMemory(plan, *plan.costs, asked_)) return;
     const std::optional<int64_t> limit = LimitFor(asked_, plan.stages);
-    plan.provenance =
-        Provenance{.placement = std::string(Name(placement)),
-                   .from = plan.schedule,
-                   .cost_stages = {},
-                   .memory_limit = limit,
-                   .makespan = Simulate(plan, *plan.costs, Keep::kFigures).makespan,
-                   .bound = ProveBound(plan, *plan.costs, limit).value};
+    plan.provenance = Provenance{.placement = std::string(Name(placement)),
+                                 .from = plan.schedule,
+                                 .cost_stages = {},
+                                 .memory_limit = limit,
+                                 .makespan = Simulate(plan, *plan.costs, Keep::kFigures).makespan,
+                                 .bound = ProveBound(plan, *plan.costs, limit).value};
     plan.schedule = kAuto.name;
     if (incumbent_.Offer(std::move(plan))) Report();
   }
@@ -247,7 +268,8 @@ class AutoSearch {
       if (least) throw Error("auto " + least->advice);
     }
     const bool counted = !layered && asked_.memory_limit && !devices;
-    if (why_not && !(counted && LeastLimit(asked_, asked_.recompute))) throw *why_not;
+    const bool by_device = devices && CountsBytes(asked_.costs);
+    if (why_not && !by_device && !(counted && LeastLimit(asked_, asked_.recompute))) throw *why_not;
     if (devices && asked_.recompute.choice == Recompute::Choice::kNone) {
       throw Error(asked_.schedule +
                   " does not fit `device_memory`: no placement that was tried leaves room for one "
@@ -279,6 +301,7 @@ Plan SearchPlan(const Spec& spec, const SearchControl& control) {
       throw Error(spec.schedule + " " + why_not);
     }
     if (spec.recompute.choice != Recompute::Choice::kNone) CheckRecomputeLimit(spec);
+    CheckHostCost(spec.costs, spec.offload.choice != Offload::Choice::kNone);
     CheckCosts(spec.costs, CostStages(spec), spec.microbatches);
   }
   return AutoSearch(spec, control).Run();

@@ -1,9 +1,9 @@
-#include "schedules/search/candidate_search.h"
+#include "schedules/auto/candidate_search.h"
 
+#include "schedules/auto/offload_search.h"
+#include "schedules/auto/order_search.h"
+#include "schedules/auto/recompute_search.h"
 #include "schedules/published/placement.h"
-#include "schedules/search/offload_search.h"
-#include "schedules/search/order_search.h"
-#include "schedules/search/recompute_search.h"
 
 namespace contraflow {
 

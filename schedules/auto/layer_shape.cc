@@ -1,8 +1,9 @@
 // Shapes of costs of layers: which partitions of a placement and depth are searched, and for how
-// long. A short search of each of a few that are promising; then partition and order together, where
-// that helps, else a longer search of the best of these and of what the bound for any partition ends
-// with, and a long one of the most promising and of the best; and another of what moved layers make
-// of it. Where forwards and backwards overlap, a run goes on from what the one before has found.
+// long. A short search of each of a few that are promising; then partition and order together,
+// where that helps, else a longer search of the best of these and of what the bound for any
+// partition ends with, and a long one of the most promising and of the best; and another of what
+// moved layers make of it. Where forwards and backwards overlap, a run goes on from what the one
+// before has found.
 
 #include <algorithm>
 #include <iterator>
@@ -15,6 +16,7 @@
 #include "compiler/plan/error.h"
 #include "compiler/plan/memory_limit.h"
 #include "compiler/simulate/simulate.h"
+#include "schedules/auto/shape.h"
 #include "schedules/made_plans.h"
 #include "schedules/pairs/pairs.h"
 #include "schedules/partition/partition.h"
@@ -28,7 +30,6 @@
 #include "schedules/recompute/recompute.h"
 #include "schedules/search/candidates.h"
 #include "schedules/search/portfolio.h"
-#include "schedules/search/shape.h"
 
 namespace contraflow {
 namespace {
@@ -71,8 +72,7 @@ struct Tried {
 
 class LayerShape : public Shape {
  public:
-  LayerShape(const Spec& of, LayerStages* layers)
-      : of_(of), layers_(*layers), frame_(FrameOf(of)) {
+  LayerShape(const Spec& of, LayerStages* layers) : of_(of), layers_(*layers), frame_(FrameOf(of)) {
     CheckStages(of, &layers_, frame_.stages);
     const Spec even = Staged(of, frame_, &layers_, EvenPartition(layers_.layers(), frame_.stages));
     if (const std::string why_not = RejectPlacement(even); !why_not.empty()) {
@@ -88,7 +88,8 @@ class LayerShape : public Shape {
     if (!fixed) return std::nullopt;
     const Spec staged = Staged(of_, frame_, &layers_, *fixed);
     CheckBytes(staged.costs);
-    if (staged.memory_limit && DevicesOf(staged).empty() && staged.offload.choice == Offload::Choice::kNone) {
+    if (staged.memory_limit && DevicesOf(staged).empty() &&
+        staged.offload.choice == Offload::Choice::kNone) {
       const std::optional<int64_t> least = LeastLimit(staged, staged.recompute);
       if (least && *least > *staged.memory_limit) throw Error("auto " + MemoryAdvice(staged));
     }

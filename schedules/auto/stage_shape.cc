@@ -1,6 +1,6 @@
 // Shapes of costs of stages. A plan that holds less, or whose chunks overlap less, is one for the
-// candidate as well, and a search with little room often finds the shorter order. So variations with
-// less of both are shapes of their own.
+// candidate as well, and a search with little room often finds the shorter order. So variations
+// with less of both are shapes of their own.
 
 #include <algorithm>
 #include <optional>
@@ -11,10 +11,10 @@
 #include "compiler/plan/error.h"
 #include "compiler/plan/memory_limit.h"
 #include "compiler/simulate/simulate.h"
+#include "schedules/auto/shape.h"
 #include "schedules/published/placement.h"
 #include "schedules/recompute/recompute.h"
 #include "schedules/search/portfolio.h"
-#include "schedules/search/shape.h"
 
 namespace contraflow {
 namespace {
@@ -24,7 +24,7 @@ constexpr int kQuarters[] = {1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 24, 32};
 /// Most of them at which the bound is that without any limit; fewer where each takes long.
 constexpr int kMostFree = 3, kMostFreeOverlapped = 1;
 /// Orders of a first search.
-constexpr int64_t kOrders = 64;
+constexpr int64_t kOrdersOfStages = 64;
 
 class StageShape : public Shape {
  public:
@@ -59,7 +59,7 @@ class StageShape : public Shape {
   int64_t instructions() const override {
     return int64_t{3} * candidate_.frame.stages * candidate_.frame.microbatches;
   }
-  int64_t orders() const override { return kOrders; }
+  int64_t orders() const override { return kOrdersOfStages; }
   const std::vector<Route>& routes() const override { return candidate_.frame.routes; }
 
  private:
@@ -74,15 +74,15 @@ class StageShape : public Shape {
       plan.costs = spec.costs;
       const Simulation run = Simulate(plan, spec.costs, Keep::kFigures);
       if (!MemoryLimit(spec.costs, spec.memory_limit).Fits(run)) return false;
-      plan.provenance =
-          ProvenanceOf(candidate_, plan.provenance->from, run.makespan,
-                       ProveBound(plan, spec.costs, spec.memory_limit).value);
+      plan.provenance = ProvenanceOf(candidate_, plan.provenance->from, run.makespan,
+                                     ProveBound(plan, spec.costs, spec.memory_limit).value);
       found->step = StepTime(plan, spec.costs, spec.memory_limit, spec.search);
     }
     Found(found->step);
     incumbent->Offer(std::move(plan));
     // A bound with any room holds within the limit.
-    if (!varied_ && !open_) incumbent->Raise(std::string(Name(candidate_.placement)), search.bound());
+    if (!varied_ && !open_)
+      incumbent->Raise(std::string(Name(candidate_.placement)), search.bound());
     return true;
   }
 
@@ -175,7 +175,8 @@ std::vector<std::unique_ptr<Shape>> StageShapes(const Spec& spec, Incumbent* inc
   for (const Spec& way : WithoutAndWith(spec)) {
     for (Candidate& candidate : CandidatesOf(way)) {
       try {
-        candidate.spec.recompute = RepartitionRecompute(way.recompute, CostStages(way), candidate.frame.stages);
+        candidate.spec.recompute =
+            RepartitionRecompute(way.recompute, CostStages(way), candidate.frame.stages);
         AddStageShapes(candidate, &shapes);
       } catch (const InternalError&) {
         throw;

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "compiler/plan/plan.h"
-#include "schedules/search/candidate_search.h"
+#include "schedules/auto/candidate_search.h"
 #include "schedules/search/search.h"
 
 namespace contraflow {

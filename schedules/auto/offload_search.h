@@ -4,7 +4,7 @@
 #include <optional>
 #include <vector>
 
-#include "schedules/search/candidate_search.h"
+#include "schedules/auto/candidate_search.h"
 
 namespace contraflow {
 

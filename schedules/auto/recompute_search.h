@@ -4,9 +4,9 @@
 #include <optional>
 #include <vector>
 
+#include "schedules/auto/order_search.h"
 #include "schedules/recompute/moves.h"
 #include "schedules/recompute/recompute.h"
-#include "schedules/search/order_search.h"
 
 namespace contraflow {
 
@@ -37,7 +37,7 @@ class RecomputeSearch : public CandidateSearch {
   const Candidate candidate_;
   const bool freely_;
   const Time bound_;
-  size_t published_ = 0;  // schedules that have been offered
+  size_t published_ = 0;                              // schedules that have been offered
   std::vector<std::unique_ptr<OrderSearch>> orders_;  // one for each spec without recompute
   /// The best of all, with few layers recomputed, and with all.
   std::optional<FoundPlan> own_, layers_, full_;

@@ -1,7 +1,7 @@
 // Which order goes well with the host's memory: one that was made for a looser limit, or for none,
 // is shorter and holds more, and what it holds too much may have somewhere to go.
 
-#include "schedules/search/offload_search.h"
+#include "schedules/auto/offload_search.h"
 
 #include <algorithm>
 #include <string>
@@ -42,7 +42,8 @@ OffloadSearch::OffloadSearch(const Candidate& candidate)
     Candidate resident = candidate;
     resident.spec.offload = {};
     if (std::optional<int64_t>& limit = resident.spec.memory_limit) {
-      *limit = std::max<int64_t>(1, *limit / 4 * looser.quarters + *limit % 4 * looser.quarters / 4);
+      *limit =
+          std::max<int64_t>(1, *limit / 4 * looser.quarters + *limit % 4 * looser.quarters / 4);
     } else if (!residents_.empty()) {
       break;
     }
@@ -131,8 +132,8 @@ void OffloadSearch::OfferListed(SearchWork* work) {
 /// Moves the order of the best with its copies and, where that is free to choose, its R.
 void OffloadSearch::OfferMoved(SearchWork* work) {
   const Spec& spec = candidate_.spec;
-  const bool recompute = spec.recompute.choice == Recompute::Choice::kAuto &&
-                         InputBytes(spec.costs).has_value();
+  const bool recompute =
+      spec.recompute.choice == Recompute::Choice::kAuto && InputBytes(spec.costs).has_value();
   work->Enter("offload");
   Plan plan = best_->plan;
   // First without, so that a free choice of R is never worse.

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "compiler/plan/spec.h"
-#include "schedules/search/candidate_search.h"
+#include "schedules/auto/candidate_search.h"
 #include "schedules/search/incumbent.h"
 
 namespace contraflow {

@@ -2,7 +2,7 @@
 
 #include "compiler/plan/plan.h"
 #include "compiler/plan/spec.h"
-#include "schedules/search_control.h"
+#include "schedules/search/search_control.h"
 
 namespace contraflow {
 

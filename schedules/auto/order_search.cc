@@ -1,4 +1,4 @@
-#include "schedules/search/order_search.h"
+#include "schedules/auto/order_search.h"
 
 #include <algorithm>
 #include <span>
@@ -98,8 +98,9 @@ std::optional<FoundPlan> OrderSearch::Run(SearchWork* work) {
   if (!seeds_) {
     // An order that reaches the bound is enough, unless other figures than its makespan count.
     const bool makespan_only = !LongerThanOrder(spec.costs, spec.search) && spec.search.noise == 0;
-    seeds_ = Seeds{MakeProblem(candidate_.frame, spec.costs, spec.memory_limit),
-                   PublishedOrders(candidate_, makespan_only ? std::optional(bound_) : std::nullopt)};
+    seeds_ =
+        Seeds{MakeProblem(candidate_.frame, spec.costs, spec.memory_limit),
+              PublishedOrders(candidate_, makespan_only ? std::optional(bound_) : std::nullopt)};
   }
   if (!MixesMicrobatches(candidate_)) return Once(candidate_, *seeds_, &bound_, work);
   SearchWork half(work, work->left() / 2);
@@ -147,8 +148,9 @@ FoundPlan OrderSearch::Once(const Candidate& candidate, const Seeds& seeds, Time
 Time OrderSearch::LookAtAll(const Seeds& seeds, Time bound, SearchWork* work, SearchResult* found,
                             Plan* plan) {
   const Spec& spec = candidate_.spec;
-  ExactSearch exact = SearchExactly(seeds.problem.frame, seeds.problem.costs, spec.memory_limit, {},
-                                    found->makespan, bound, work->left() / kLastShare * (kLastShare - 1), work);
+  ExactSearch exact =
+      SearchExactly(seeds.problem.frame, seeds.problem.costs, spec.memory_limit, {},
+                    found->makespan, bound, work->left() / kLastShare * (kLastShare - 1), work);
   if (!exact.programs.empty()) {
     plan->programs = std::move(exact.programs);
     found->makespan = exact.makespan;

@@ -1,4 +1,4 @@
-#include "schedules/published_plan.h"
+#include "schedules/recompute/published_plan.h"
 
 #include <utility>
 #include <vector>
@@ -16,8 +16,8 @@ namespace {
 /// As the spec says, with no choice of whether at all.
 Plan Generate(const Schedule& schedule, const Spec& spec) {
   if (spec.offload.choice != Offload::Choice::kNone) {
-    return GenerateOffloaded(
-        spec, [&](const Spec& resident) { return Generate(schedule, resident); });
+    return GenerateOffloaded(spec,
+                             [&](const Spec& resident) { return Generate(schedule, resident); });
   }
   if (spec.recompute.choice == Recompute::Choice::kNone) return GenerateOrder(schedule, spec);
   return GenerateRecomputed(spec, schedule.stages(spec), Room::kOfOrder, false,

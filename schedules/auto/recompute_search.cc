@@ -1,8 +1,9 @@
 // What is recomputed is chosen with the order. Each order, searched or published, is given the
 // recompute that is asked for, and the shortest step that then fits is kept. So the plan is never
-// longer than that of a published schedule with the same recompute in the same placement and memory.
+// longer than that of a published schedule with the same recompute in the same placement and
+// memory.
 
-#include "schedules/search/recompute_search.h"
+#include "schedules/auto/recompute_search.h"
 
 #include <algorithm>
 #include <utility>
@@ -23,8 +24,8 @@ namespace {
 constexpr int64_t kSearches = 4;
 /// Orders that moves must have time to look at, for each instruction of one, to be worth it.
 constexpr int64_t kOrdersEach = 8;
-/// Shares of the moves: of the plan with all recomputed, of its own, of that with few layers, and of
-/// the shortest of these.
+/// Shares of the moves: of the plan with all recomputed, of its own, of that with few layers, and
+/// of the shortest of these.
 constexpr int64_t kMoveShares = 4;
 
 /// True where all schedules of a candidate can be looked at.

@@ -122,8 +122,9 @@ class AutoSearch {
         shapes_, {}, [&](const std::unique_ptr<Shape>& shape) { return step[shape.get()]; });
     bool open = false;
     for (const std::unique_ptr<Shape>& shape : shapes_) {
-      // A first run offers at least what is soon made, whatever the budget.
-      const bool soon = times == 1 && kOrdersMade * shape->instructions() <= kSoonMade;
+      // A first run of stages offers at least what is soon made, whatever the budget.
+      const bool soon = times == 1 && asked_.costs.layers.empty() &&
+                        kOrdersMade * shape->instructions() <= kSoonMade;
       if (work_.spent() && incumbent_.any() && !soon) return true;
       if (closed_.contains(shape.get()) || !Improves(*shape)) continue;
       SearchWork part(&work_, times * shape->orders() * shape->instructions());

@@ -130,7 +130,8 @@ class AutoSearch {
       SearchWork part(&work_, times * shape->orders() * shape->instructions());
       part.Spend(
           shape->instructions());  // so that the sequence ends even if a run has nothing to do
-      const bool more = Run(*shape, &part);
+      bool more = false;
+      incumbent_.Attempt([&] { more = shape->Run(&part, &incumbent_); });
       if (!more) closed_.insert(shape.get());
       open |= more;
       if (incumbent_.any()) Report();
@@ -145,17 +146,6 @@ class AutoSearch {
       throw;
     } catch (const Error&) {
       return INT64_MAX;  // its run says why
-    }
-  }
-
-  bool Run(Shape& shape, SearchWork* work) {
-    try {
-      return shape.Run(work, &incumbent_);
-    } catch (const InternalError&) {
-      throw;
-    } catch (const Error& error) {
-      incumbent_.Refuse(error);
-      return false;
     }
   }
 

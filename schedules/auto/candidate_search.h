@@ -31,7 +31,7 @@ class CandidateSearch {
   virtual bool Proves(Time step) const = 0;
 };
 
-/// Nothing if no plan of the candidate can fit its memory limit.
+/// Returns the search of a candidate; null if no plan of it can fit its memory limit.
 std::unique_ptr<CandidateSearch> SearchOf(const Candidate& candidate);
 
 }  // namespace contraflow

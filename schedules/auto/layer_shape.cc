@@ -327,15 +327,12 @@ class LayerShape : public Shape {
     const auto [at, added] = searches_.try_emplace(partition);
     if (added) {
       const Spec staged = Staged(of_, frame_, &layers_, partition);
-      try {
+      auto& search = at->second;
+      incumbent_->Attempt([&] {
         CheckBytes(staged.costs);
         const std::vector<Candidate> candidates = CandidatesOf(staged);
-        if (!candidates.empty()) at->second = SearchOf(candidates.front());
-      } catch (const InternalError&) {
-        throw;
-      } catch (const Error& error) {
-        incumbent_->Refuse(error);
-      }
+        if (!candidates.empty()) search = SearchOf(candidates.front());
+      });
     }
     if (at->second == nullptr) return false;
     SearchWork part(work_, share);
@@ -380,7 +377,7 @@ class LayerShape : public Shape {
   std::optional<FoundPlan> best_;
   Partition partition_;  // of the best
   std::vector<Tried> tried_;
-  // Of a run:
+  // Set by each run:
   SearchWork* work_ = nullptr;
   Incumbent* incumbent_ = nullptr;
   int64_t all_ = 0;
@@ -468,19 +465,15 @@ std::vector<std::unique_ptr<Shape>> LayerShapes(const Spec& spec, const SearchCo
   std::vector<std::unique_ptr<Shape>> shapes;
   for (const Spec& way : WithoutAndWith(spec)) {
     for (const PlacementDepth& depth : depths) {
-      try {
+      // Another shape may have a limit that this one cannot have.
+      incumbent->Attempt([&] {
         auto shape = std::make_unique<LayerShape>(OfDepth(way, depth), &layers);
         const std::optional<std::vector<Candidate>> fixed = shape->Fixed();
         if (!fixed) shapes.push_back(std::move(shape));
         for (const Candidate& candidate : fixed.value_or(std::vector<Candidate>())) {
           AddStageShapes(candidate, &shapes);
         }
-      } catch (const InternalError&) {
-        throw;
-      } catch (const Error& error) {
-        // A limit that this shape cannot have; another one may.
-        incumbent->Refuse(error);
-      }
+      });
     }
   }
   return shapes;

@@ -1,4 +1,4 @@
-// What is recomputed is chosen with the order. Each order, searched or published, is given the
+// Recompute is chosen with the order. Each order, searched or published, is given the
 // recompute that is asked for, and the shortest step that then fits is kept. So the plan is never
 // longer than that of a published schedule with the same recompute in the same placement and
 // memory.

@@ -12,6 +12,7 @@
 #include "compiler/plan/memory_limit.h"
 #include "compiler/simulate/simulate.h"
 #include "schedules/auto/shape.h"
+#include "schedules/partition/staged.h"
 #include "schedules/published/placement.h"
 #include "schedules/recompute/recompute.h"
 #include "schedules/search/portfolio.h"
@@ -29,12 +30,14 @@ constexpr int64_t kOrdersOfStages = 64;
 class StageShape : public Shape {
  public:
   /// Searches `searched` for plans of `candidate`, which differ in limit and overlap alone. With
-  /// `any_room` it first searches without a limit, and goes on so if the plan fits.
+  /// `any_room` and a bound that is no less so it first searches without a limit, and goes on so if
+  /// the plan fits.
   StageShape(const Candidate& candidate, const Candidate& searched, bool any_room)
       : candidate_(candidate),
         varied_(candidate.spec != searched.spec),
         search_(SearchOf(searched)) {
     if (!any_room || search_ == nullptr) return;
+    if (search_->bound() > LowerBound(searched.frame, searched.spec.costs)) return;
     Candidate free = searched;
     free.spec.memory_limit.reset();
     free_ = SearchOf(free);
@@ -56,9 +59,7 @@ class StageShape : public Shape {
     return Offer(*search_, work, incumbent) && open_;
   }
 
-  int64_t instructions() const override {
-    return int64_t{3} * candidate_.frame.stages * candidate_.frame.microbatches;
-  }
+  int64_t instructions() const override { return InstructionsOf(candidate_.frame); }
   int64_t orders() const override { return kOrdersOfStages; }
   const std::vector<Route>& routes() const override { return candidate_.frame.routes; }
 
@@ -154,10 +155,7 @@ void AddStageShapes(const Candidate& candidate, std::vector<std::unique_ptr<Shap
     if (shape->possible()) shapes->push_back(std::move(shape));
   };
   const auto add_all = [&](const Candidate& with) {
-    const CostModel& costs = with.spec.costs;
-    const bool limited = plain && spec.memory_limit && SearchOf(with) != nullptr;
-    add(with, limited && ProveBound(with.frame, costs, spec.memory_limit).value <=
-                             LowerBound(with.frame, costs));
+    add(with, plain && spec.memory_limit.has_value());
     if (!plain) return;
     for (const Candidate& less : WithLessRoom(with)) add(less, false);
   };
@@ -174,16 +172,12 @@ std::vector<std::unique_ptr<Shape>> StageShapes(const Spec& spec, Incumbent* inc
   std::vector<std::unique_ptr<Shape>> shapes;
   for (const Spec& way : WithoutAndWith(spec)) {
     for (Candidate& candidate : CandidatesOf(way)) {
-      try {
+      // Another placement may have costs or a limit that this one cannot have.
+      incumbent->Attempt([&] {
         candidate.spec.recompute =
             RepartitionRecompute(way.recompute, CostStages(way), candidate.frame.stages);
         AddStageShapes(candidate, &shapes);
-      } catch (const InternalError&) {
-        throw;
-      } catch (const Error& error) {
-        // Costs or a limit that this placement cannot have; another one may.
-        incumbent->Refuse(error);
-      }
+      });
     }
   }
   return shapes;

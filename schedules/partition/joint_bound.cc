@@ -192,7 +192,7 @@ class LinearBound {
     return low;
   }
 
-  /// Of each rank the first layer it may begin with, so that it and those behind it can do what is
+  /// The first layer that each rank may begin with, so that it and those behind it can do what is
   /// left in less than `enough`; behind the last rank the end of the model.
   std::vector<int> EarliestStarts() const {
     std::vector<int> starts(static_cast<size_t>(spec_.ranks) + 1, layers_.layers());

@@ -1,6 +1,7 @@
 // From layers to a plan. A published schedule fixes how many stages there are and where they live:
 // a balanced partition comes first, then layers move as long as the simulated step of the
-// schedule's own order gets shorter. `auto` tries placements and depths (shape_search.cc).
+// schedule's own order gets shorter. `auto` tries placements and depths
+// (schedules/auto/layer_shape.cc).
 
 #include <algorithm>
 #include <cstdint>
@@ -35,6 +36,7 @@ namespace {
 constexpr int64_t kRoomiestShare = 8;
 /// Likewise, to look for the one whose fullest rank holds least.
 constexpr int kLightestShare = 4;
+
 }  // namespace
 
 void RequirePartition(const Schedule& schedule, const Spec& spec, int stages) {

@@ -158,7 +158,7 @@ class RankOffload {
     return true;
   }
 
-  /// Where more than the limit is held for the first time; nothing if it never is.
+  /// The place at which more than the limit is held for the first time; nothing if it never is.
   std::optional<Place> FirstOver(int64_t limit) const {
     int64_t held = 0;
     auto copy = copies_.begin();

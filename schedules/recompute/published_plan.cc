@@ -13,7 +13,7 @@
 namespace contraflow {
 namespace {
 
-/// As the spec says, with no choice of whether at all.
+/// Makes the plan as the spec says, with no choice of whether at all.
 Plan Generate(const Schedule& schedule, const Spec& spec) {
   if (spec.offload.choice != Offload::Choice::kNone) {
     return GenerateOffloaded(spec,

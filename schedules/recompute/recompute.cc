@@ -211,7 +211,7 @@ class Variants {
   Variants(const Spec& spec, Room room, SearchWork* work)
       : spec_(spec), room_(room), work_(work), limit_(spec.costs, spec.memory_limit) {}
 
-  /// Those that follow are of this order.
+  /// Sets the order of the plans that follow.
   void Of(const Plan& order) {
     order_ = &order;
     made_.clear();

@@ -26,8 +26,12 @@ bool Incumbent::Offer(Plan plan) {
 }
 
 bool Incumbent::Try(const std::function<Plan()>& make) {
+  return Attempt([&] { Offer(make()); });
+}
+
+bool Incumbent::Attempt(const std::function<void()>& step) {
   try {
-    Offer(make());
+    step();
     return true;
   } catch (const InternalError&) {
     throw;

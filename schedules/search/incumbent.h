@@ -30,8 +30,10 @@ class Incumbent {
 
   /// True if the plan, with its costs where these are not the spec's, is the best now.
   bool Offer(Plan plan);
-  /// Offers a plan that is made now. False if that throws an Error, which is kept as the reason why
-  /// there is none.
+  /// Calls what makes or offers plans. False if it throws an Error, which is kept as the reason why
+  /// there is no plan.
+  bool Attempt(const std::function<void()>& step);
+  /// Attempts to offer a plan that is made now.
   bool Try(const std::function<Plan()>& make);
   /// Raises the bound of the best plan if it is one of this placement and as long.
   void Raise(const std::string& placement, Time bound);
@@ -40,7 +42,7 @@ class Incumbent {
 
   bool any() const { return best_.has_value(); }
   bool fits() { return any() && worth().excess == 0; }
-  /// Of the best plan, which there is.
+  /// Returns the worth of the best plan, which there is.
   const Worth& worth();
   const Plan& plan() const { return *best_; }
   const std::optional<Error>& why_not() const { return why_not_; }

@@ -73,7 +73,7 @@ TEST_SUITE("unit") {
     CHECK(held(0) == std::pair<std::optional<int64_t>, std::optional<int64_t>>(13, 13));
     CHECK(held(1) == std::pair<std::optional<int64_t>, std::optional<int64_t>>(13, 7));
     CHECK(held(2) == std::pair<std::optional<int64_t>, std::optional<int64_t>>(7, 7));
-    // By kind each has a part of its own: 5 of experts and 8 of the rest.
+    // Each kind has a part of its own: 5 of experts and 8 of the rest.
     costs.memory->optimizer_rest = costs.memory->gradient_rest = {8};
     spec.data_parallel = 3;
     CHECK(held(2) == std::pair<std::optional<int64_t>, std::optional<int64_t>>(5, 5));

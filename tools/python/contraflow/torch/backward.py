@@ -46,7 +46,7 @@ def differentiable(tensor: torch.Tensor) -> bool:
     return tensor.is_floating_point() or tensor.is_complex()
 
 
-# What autograd's own functions call after checks of arguments that a schedule makes itself.
+# The engine that autograd's own functions call after checks of arguments that a schedule makes itself.
 _engine: Callable[..., Any] = getattr(torch.autograd.graph, "_engine_run_backward",
                                       torch.autograd.Variable._execution_engine.run_backward)
 

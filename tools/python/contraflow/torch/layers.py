@@ -9,7 +9,7 @@ import torch
 
 from .island import Values, spread
 
-# By kind of layer: its parts in their order, and the method of each.
+# The parts of each kind of layer in their order, and the method of each.
 PARTS = {"m": {"ATTN": "attention", "DISPATCH": "dispatch", "MLP": "experts", "COMBINE": "combine"},
          "d": {"ATTN": "attention", "MLP": "mlp"}, "p": {"ATTN": "attention"}}
 

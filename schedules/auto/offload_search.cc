@@ -54,7 +54,7 @@ OffloadSearch::OffloadSearch(const Candidate& candidate)
 
 bool OffloadSearch::Proves(Time step) const {
   const Spec& spec = candidate_.spec;
-  return !(spec.search.components && spec.costs.components()) && step <= bound_;
+  return !ByComponents(spec.costs, spec.search) && step <= bound_;
 }
 
 std::optional<FoundPlan> OffloadSearch::Run(SearchWork* work) {

@@ -35,7 +35,7 @@ void PreferShorterSteps(const SearchProblem& problem, const std::vector<Plan>& p
 /// True where the components of neighbouring chunks share lanes, so that an order takes another
 /// time than its chunks one behind the other.
 bool SharesLanes(const Spec& spec) {
-  return spec.search.components && spec.costs.components() &&
+  return ByComponents(spec.costs, spec.search) &&
          spec.costs.derived.value_or(Overlap::kAll) == Overlap::kAll;
 }
 
@@ -88,9 +88,8 @@ OrderSearch::OrderSearch(const Candidate& candidate)
 }
 
 bool OrderSearch::Proves(Time step) const {
-  // Components may overlap from chunk to chunk, which the bound of an order does not cover.
-  const bool components = candidate_.spec.search.components && candidate_.spec.costs.components();
-  return !components && !SharesOutMicrobatches(candidate_) && step <= bound_;
+  return !ByComponents(candidate_.spec.costs, candidate_.spec.search) &&
+         !SharesOutMicrobatches(candidate_) && step <= bound_;
 }
 
 std::optional<FoundPlan> OrderSearch::Run(SearchWork* work) {

@@ -75,8 +75,7 @@ RecomputeSearch::RecomputeSearch(const Candidate& candidate)
       bound_(BoundOf(candidate)) {}
 
 bool RecomputeSearch::Proves(Time step) const {
-  const bool components = candidate_.spec.search.components && candidate_.spec.costs.components();
-  return !components && step <= bound_;
+  return !ByComponents(candidate_.spec.costs, candidate_.spec.search) && step <= bound_;
 }
 
 std::optional<FoundPlan> RecomputeSearch::Run(SearchWork* work) {
@@ -127,7 +126,7 @@ void RecomputeSearch::Offer(Plan plan, std::optional<FoundPlan>* best) const {
   const Simulation run = Simulate(plan, spec.costs, Keep::kFigures);
   if (!MemoryLimit(spec.costs, spec.memory_limit).Fits(run)) return;
   // A step takes no less than its order, but for components.
-  const bool components = spec.search.components && spec.costs.components();
+  const bool components = ByComponents(spec.costs, spec.search);
   if (*best && !components && run.makespan >= (*best)->step) return;
   const Time step = LongerThanOrder(spec.costs, spec.search)
                         ? StepTime(plan, spec.costs, spec.memory_limit, spec.search)

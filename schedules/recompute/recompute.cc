@@ -244,7 +244,7 @@ class Variants {
     Plan plan = RecomputeStages(*order_, stages);
     if (work_ != nullptr) work_->Spend(kOrdersOfVariant * InstructionCount(plan));
     // A step takes no less than its order, but for components.
-    const bool components = spec_.search.components && costs.components();
+    const bool components = ByComponents(costs, spec_.search);
     const auto longer = [&](Time time) {
       return !components && std::ranges::all_of(to, [&](const Best* of) {
         return of->BetterThan({0, time});

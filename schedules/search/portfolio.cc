@@ -126,8 +126,12 @@ bool HasEpilogue(const CostModel& costs) {
                      [](const StageCost& c) { return c.reduce > 0 || c.step > 0; });
 }
 
+bool ByComponents(const CostModel& costs, const SearchOptions& options) {
+  return options.components && costs.components();
+}
+
 bool LongerThanOrder(const CostModel& costs, const SearchOptions& options) {
-  return HasEpilogue(costs) || (options.components && costs.components());
+  return HasEpilogue(costs) || ByComponents(costs, options);
 }
 
 Time StepTime(const Plan& plan, const CostModel& given, std::optional<int64_t> limit,
@@ -136,7 +140,7 @@ Time StepTime(const Plan& plan, const CostModel& given, std::optional<int64_t> l
   if (given.ring) scaled = AtReplicas(given, plan);
   const CostModel& costs = scaled ? *scaled : given;
   if (!LongerThanOrder(costs, options)) return Simulate(plan, costs).makespan;
-  const bool components = options.components && costs.components();
+  const bool components = ByComponents(costs, options);
   const LowerOptions lower = {.target = components ? Level::kComponent : Level::kComm,
                               .overlap = costs.derived.value_or(Overlap::kAll),
                               .memory_limit = limit,

@@ -26,6 +26,10 @@ bool FitsMemory(const Plan& plan, const CostModel& costs, const Spec& spec);
 /// compute order.
 bool HasEpilogue(const CostModel& costs);
 
+/// True where a step takes the time of components that are asked for, which may overlap from chunk
+/// to chunk: then no bound of an order holds.
+bool ByComponents(const CostModel& costs, const SearchOptions& options);
+
 /// True where a step may take another time than its compute order: reductions and optimizer steps
 /// belong to it, and components (SearchOptions::components) take the time that they do.
 bool LongerThanOrder(const CostModel& costs, const SearchOptions& options);

@@ -20,6 +20,7 @@
 #include <thread>
 #include <vector>
 
+#include "compiler/files/file.h"
 #include "compiler/plan/error.h"
 #include "runtime/launch/meeting.h"
 #include "tests/runtime/launch/watched_job.h"
@@ -78,6 +79,14 @@ class ForkedJob {
   }
 
   void Signal(int rank, int signal) { ::kill(pids_[static_cast<size_t>(rank)], signal); }
+  /// Waits until the process has begun to handle each signal it was sent.
+  void AwaitSignals(int rank) {
+    const std::string status =
+        "/proc/" + std::to_string(pids_[static_cast<size_t>(rank)]) + "/status";
+    while (!Contains(ReadFile(status, 1 << 16), "\nShdPnd:\t0000000000000000\n")) {
+      std::this_thread::sleep_for(milliseconds(1));
+    }
+  }
   /// Waits until it has said this.
   void Await(int rank, const std::string& line) {
     while (!Contains(Said(rank), line) && Read(rank)) {
@@ -171,12 +180,18 @@ TEST_SUITE("unit") {
   }
 
   TEST_CASE("control processes: a launcher that ends all when one dies is not the cause") {
+    // The loss ends the wait for it, so a long bound costs nothing.
+    Control::Options options = Unhurried();
+    options.bound = std::chrono::seconds(200);
     for (int dead = 0; dead < 3; ++dead) {
       CAPTURE(dead);
-      ForkedJob job(3, Unhurried(), Work);
+      ForkedJob job(3, options, Work);
       // The other way round than it happens: the signals are there before the loss can be seen.
       for (int rank = 0; rank < 3; ++rank) {
         if (rank != dead) job.Signal(rank, SIGTERM);
+      }
+      for (int rank = 0; rank < 3; ++rank) {
+        if (rank != dead) job.AwaitSignals(rank);
       }
       job.Signal(dead, SIGKILL);
       Ends expected(3, "signal " + std::to_string(SIGTERM));
@@ -264,15 +279,16 @@ TEST_SUITE("unit") {
 
   TEST_CASE("control processes: a whole job that was stopped for a while goes on") {
     Control::Options options = Unhurried();
-    options.silence = milliseconds(1700);
-    options.timeout = milliseconds(1700);
-    const auto end = Clock::now() + milliseconds(2700);
+    // A busy machine may keep a process from running for seconds.
+    options.silence = milliseconds(5000);
+    options.timeout = milliseconds(5000);
+    const auto end = Clock::now() + milliseconds(6000);
     ForkedJob job(2, options, [end](int, Control& control) {
       std::this_thread::sleep_until(end);
       control.Finish();
     });
     for (const int rank : {0, 1}) job.Signal(rank, SIGSTOP);
-    std::this_thread::sleep_for(milliseconds(2200));
+    std::this_thread::sleep_for(milliseconds(5500));
     for (const int rank : {0, 1}) job.Signal(rank, SIGCONT);
     CHECK(job.WaitAll() == Join({"exit 0", "exit 0"}));
     CHECK(job.ReportOf(0) == "");

@@ -111,15 +111,16 @@ class AutoSearch {
   }
 
  private:
-  /// Runs every open shape that may improve the incumbent, the one with the shortest step first.
+  /// Runs every open shape that may improve the incumbent, those that fit with the shortest step
+  /// first.
   /// False if none is left.
   bool RunRung(int64_t times) {
-    std::map<const Shape*, Time> step;
+    std::map<const Shape*, Worth> worth;
     for (const std::unique_ptr<Shape>& shape : shapes_) {
-      step[shape.get()] = shape->step() ? *shape->step() : Promise(*shape);
+      worth[shape.get()] = shape->step() ? Worth{0, *shape->step()} : Promise(*shape);
     }
     std::ranges::stable_sort(
-        shapes_, {}, [&](const std::unique_ptr<Shape>& shape) { return step[shape.get()]; });
+        shapes_, {}, [&](const std::unique_ptr<Shape>& shape) { return worth[shape.get()]; });
     bool open = false;
     for (const std::unique_ptr<Shape>& shape : shapes_) {
       // A first run of stages offers at least what is soon made, whatever the budget.
@@ -139,13 +140,13 @@ class AutoSearch {
     return open;
   }
 
-  Time Promise(Shape& shape) {
+  Worth Promise(Shape& shape) {
     try {
       return shape.Promise(&work_);
     } catch (const InternalError&) {
       throw;
     } catch (const Error&) {
-      return INT64_MAX;  // its run says why
+      return {INT64_MAX, 0};  // its run says why
     }
   }
 

@@ -52,6 +52,8 @@ constexpr int64_t kOrders = 400, kOrdersThatHoldLess = 1600;
 constexpr int64_t kOrdersSimulated = 3;
 /// Share of the rest in which layers move.
 constexpr int64_t kMovedShare = 4;
+/// Share of a run that the bound for any partition may take.
+constexpr int64_t kBoundShare = 8;
 
 /// The frame of a shape; the costs of its stages do not matter for it.
 Plan FrameOf(const Spec& of) {
@@ -97,11 +99,9 @@ class LayerShape : public Shape {
   }
 
   Time Bound(Time enough) override {
-    // The bound takes as long as a first run.
-    if (work_ == nullptr) return 0;
-    // Components may overlap from chunk to chunk, which the bound does not cover.
-    if (of_.search.components) return 0;
-    return AnyPartition(enough).value;
+    // Components may overlap from chunk to chunk, which the bound does not cover. The bound of the
+    // last run serves.
+    return of_.search.components ? 0 : std::min(bound_.value, enough);
   }
 
   bool Run(SearchWork* work, Incumbent* incumbent) override {
@@ -125,8 +125,9 @@ class LayerShape : public Shape {
     return true;
   }
 
-  Time Promise(SearchWork* work) override {
-    return FirstLook(of_, frame_, &layers_, &judged_, work).step;
+  Worth Promise(SearchWork* work) override {
+    const PartitionWorth first = FirstLook(of_, frame_, &layers_, &judged_, work);
+    return {first.excess, first.step};
   }
 
   int64_t instructions() const override { return InstructionsOf(frame_); }
@@ -146,10 +147,13 @@ class LayerShape : public Shape {
 
   /// The bound for any partition, as far as one below `enough` matters.
   const PartitionBound& AnyPartition(Time enough) {
+    const int64_t most = all_ / kBoundShare;
+    const int64_t takes = WorkOfBound(frame_, layers_.layers(), most);
     // One below what was enough is the same for more.
-    if (bound_.value == enough_ && enough > enough_) {
-      work_->Spend(WorkOfBound(frame_, layers_.layers()));
-      bound_ = BoundOfPartitions(of_, &layers_, frame_, enough);
+    if (takes > bound_took_ || (bound_.value == enough_ && enough > enough_)) {
+      work_->Spend(takes);
+      bound_ = BoundOfPartitions(of_, &layers_, frame_, enough, most);
+      bound_took_ = takes;
       enough_ = enough;
     }
     return bound_;
@@ -199,7 +203,8 @@ class LayerShape : public Shape {
   /// Layers and the rules of a list scheduler together, from passes of different sizes. True where
   /// that is shorter.
   bool TryTuned(uint64_t time) {
-    if (!PlainOrders() || of_.chunks < 2 || Bound(best_->step) >= best_->step) return false;
+    if (!PlainOrders() || of_.chunks < 2 || AnyPartition(best_->step).value >= best_->step)
+      return false;
     SearchWork part(work_, work_->left() / 4 * static_cast<int64_t>(1 + time));
     const auto problem_of = [&](const Partition& partition) -> std::optional<SearchProblem> {
       const std::optional<Candidate> candidate = CandidateOf(partition);
@@ -372,8 +377,9 @@ class LayerShape : public Shape {
   Judged judged_;
   std::optional<Roominess> roomiest_;
   std::map<Partition, std::unique_ptr<CandidateSearch>> searches_;
-  PartitionBound bound_;  // for any partition
-  Time enough_ = 0;       // for that
+  PartitionBound bound_;     // for any partition
+  Time enough_ = 0;          // for that
+  int64_t bound_took_ = -1;  // instructions
   std::optional<FoundPlan> best_;
   Partition partition_;  // of the best
   std::vector<Tried> tried_;

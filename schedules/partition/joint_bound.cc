@@ -37,6 +37,7 @@
 #include "compiler/plan/layer_cost.h"
 #include "compiler/plan/memory_limit.h"
 #include "compiler/simulate/memory.h"
+#include "schedules/partition/pairing.h"
 #include "schedules/partition/staged.h"
 
 namespace contraflow {
@@ -102,6 +103,12 @@ std::optional<Time> MostForwardsHeld(const Spec& spec, const LayerStages& layers
 namespace {
 
 constexpr Time kNoSuch = std::numeric_limits<Time>::max();
+/// Instructions that are evaluated in the time of an entry of BoundOfPairs, about.
+constexpr int64_t kWorkOfEntry = 10;
+/// Entries up to which that bound is worth its memory.
+constexpr int64_t kMostEntries = 2'000'000;
+/// Work of a bound of which only the partition is wanted.
+constexpr int64_t kWorkOfBalanced = 1'000'000;
 
 /// True for one stage a rank, of one route.
 bool OneStageEach(const Plan& frame) {
@@ -262,6 +269,15 @@ class LinearBound {
   const Plan alone_;
 };
 
+/// Work of BoundOfPairs; nothing where it would take more than `most`.
+std::optional<int64_t> WorkOfPairs(const Plan& frame, int layers, int64_t most) {
+  const std::optional<Pairing> pairing = PairingOf(frame);
+  if (!pairing) return std::nullopt;
+  const int64_t entries = pairing->Entries(layers);
+  if (entries > std::min(kMostEntries, most / kWorkOfEntry)) return std::nullopt;
+  return kWorkOfEntry * entries;
+}
+
 /// Time that no stage takes for a micro-batch in a step shorter than `enough`; 0, and no price is
 /// more than the compute lane's busy time, where micro-batches differ.
 Time MostOfStage(const Spec& spec, const Plan& frame, Time enough) {
@@ -307,14 +323,14 @@ Time AverageBound(const Spec& spec, const LayerStages& layers, const LayerWork& 
 }  // namespace
 
 PartitionBound BoundOfPartitions(const Spec& spec, LayerStages* layers, const Plan& frame,
-                                 Time enough) {
+                                 Time enough, int64_t most) {
   LayerWork work(layers, MostOfStage(spec, frame, enough));
   const PartitionBound average = {std::min(AverageBound(spec, *layers, work, frame), enough), {}};
   std::optional<PartitionBound> exact;
   if (OneStageEach(frame)) {
     exact = LinearBound(spec, layers, work, enough).Find();
-  } else {
-    exact = BoundOfPairs(spec, layers, &work, frame, enough);
+  } else if (WorkOfPairs(frame, layers->layers(), most)) {
+    exact = BoundOfPairs(spec, layers, &work, frame, average.value, enough);
   }
   if (!exact && average.value < enough) exact = BoundOfDeep(spec, *layers, &work, frame, enough);
   if (!exact) return average;
@@ -322,16 +338,15 @@ PartitionBound BoundOfPartitions(const Spec& spec, LayerStages* layers, const Pl
   return *exact;
 }
 
-int64_t WorkOfBound(const Plan& frame, int layers) {
-  const int64_t segments = int64_t{layers} * layers * frame.stages;
-  const bool pairs = frame.routes.size() > 1 || frame.stages == 2 * frame.ranks;
-  return pairs ? 2 * segments * layers / frame.ranks : segments;
+int64_t WorkOfBound(const Plan& frame, int layers, int64_t most) {
+  const std::optional<int64_t> pairs = WorkOfPairs(frame, layers, most);
+  return pairs ? *pairs : int64_t{layers} * layers * frame.stages;
 }
 
 Partition BalancedPartition(const Spec& spec, LayerStages* layers, const Plan& frame, Time enough) {
   Spec of = spec;
   if (!OneStageEach(frame)) of.memory_limit.reset();
-  return BoundOfPartitions(of, layers, frame, enough).partition;
+  return BoundOfPartitions(of, layers, frame, enough, kWorkOfBalanced).partition;
 }
 
 }  // namespace contraflow

@@ -21,10 +21,10 @@ Time AtLeast(Time work, double speed, int64_t durations);
 /// layers that a memory limit holds; nothing where it limits none.
 std::optional<Time> MostForwardsHeld(const Spec& spec, const LayerStages& layers);
 
-/// BoundOfPartitions for placements with two stages a rank; nothing for others, for micro-batches
-/// that differ and for models with too many layers.
+/// BoundOfPartitions for placements with two stages a rank, of which another bound is `least`;
+/// nothing for others and for micro-batches that differ.
 std::optional<PartitionBound> BoundOfPairs(const Spec& spec, LayerStages* layers, LayerWork* work,
-                                           const Plan& frame, Time enough);
+                                           const Plan& frame, Time least, Time enough);
 /// BoundOfPartitions for placements with any number of stages a rank, on one route and ranks
 /// alike; nothing for others, for micro-batches that differ and for models with too many layers.
 std::optional<PartitionBound> BoundOfDeep(const Spec& spec, const LayerStages& layers,

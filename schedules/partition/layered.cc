@@ -36,6 +36,8 @@ namespace {
 constexpr int64_t kRoomiestShare = 8;
 /// Likewise, to look for the one whose fullest rank holds least.
 constexpr int kLightestShare = 4;
+/// Part of the budget that the bound for any partition may take.
+constexpr int64_t kBoundShare = 2;
 
 }  // namespace
 
@@ -197,8 +199,9 @@ void CheckDevicesForLayers(const Spec& spec, const SearchControl& control) {
 void CoverPartitions(const Spec& spec, const SearchControl& control, Plan* plan) {
   LayerStages& layers = control.made->StagesOf(spec.costs, OverlapOf(spec));
   Provenance& provenance = *plan->provenance;
-  provenance.bound = std::min(provenance.bound,
-                              BoundOfPartitions(spec, &layers, *plan, provenance.makespan).value);
+  const int64_t most = spec.search.budget / SearchWork::kNanosecondsEach / kBoundShare;
+  provenance.bound = std::min(
+      provenance.bound, BoundOfPartitions(spec, &layers, *plan, provenance.makespan, most).value);
 }
 
 }  // namespace contraflow

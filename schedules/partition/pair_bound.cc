@@ -50,25 +50,23 @@ namespace contraflow {
 namespace {
 
 constexpr Time kUnreached = std::numeric_limits<Time>::max();
-/// States of all steps up to which the method is worth its memory.
-constexpr int64_t kMostStates = 8'000'000;
 /// Choices that are looked at closely, beyond which the others are not: of a search one for so many
 /// nanoseconds of its budget, and none on more ranks.
 constexpr int64_t kEachClose = 20'000, kMostClose = 2'000'000;
 constexpr int kMostRanksClose = 6;
-/// Makespans that are asked about, and entries of all tables up to which that many are.
+/// Makespans that are asked about.
 constexpr int kQuestions = 8;
-constexpr int64_t kMostEntries = 50'000'000;
 
 class PairBound {
  public:
   PairBound(const Spec& spec, LayerStages* layers, LayerWork* work, const Pairing& pairing,
-            Time enough)
+            Time least, Time enough)
       : spec_(spec),
         layers_(*layers),
         work_(*work),
         ranks_(spec, layers, *work, pairing),
         pairing_(pairing),
+        least_(least),
         enough_(enough),
         count_(layers->layers()),
         sums_(std::none_of(spec.costs.layers.begin(), spec.costs.layers.end(), Overlaps)),
@@ -78,11 +76,8 @@ class PairBound {
                    : 0) {}
 
   PartitionBound Find() {
-    const int64_t tables = pairing_.nested ? 1 : count_ - 2 * pairing_.steps + 1;
-    const int64_t entries = tables * pairing_.steps * count_ * count_;
-    if (entries > kMostEntries) return Below(enough_);
     const int64_t close = std::exchange(close_, 0);
-    PartitionBound best = Below(enough_);
+    PartitionBound best = Least();
     close_ = close;
     const Time from = best.value;
     for (int question = 1; question <= kQuestions && from < enough_ && close_ > 0; ++question) {
@@ -162,6 +157,16 @@ class PairBound {
   struct Ends {
     int i = -1, j = -1;
   };
+
+  /// The least of all partitions, no more than `enough_`. Fewer layers are tried while it is looked
+  /// for a little above the bound of all ranks together.
+  PartitionBound Least() {
+    for (Time longer = least_ / 16 + 1;; longer *= 2) {
+      const Time most = longer < enough_ - least_ ? least_ + longer : enough_;
+      PartitionBound best = Below(most);
+      if (!best.partition.empty() || most == enough_) return best;
+    }
+  }
 
   /// The least of all partitions, no more than `most`.
   PartitionBound Below(Time most) {
@@ -274,7 +279,7 @@ class PairBound {
   LayerWork& work_;
   PairedRanks ranks_;
   const Pairing pairing_;
-  const Time enough_;
+  const Time least_, enough_;
   const int count_;
   const bool sums_;  ///< nothing overlaps
   const std::optional<Time> held_;
@@ -285,12 +290,10 @@ class PairBound {
 }  // namespace
 
 std::optional<PartitionBound> BoundOfPairs(const Spec& spec, LayerStages* layers, LayerWork* work,
-                                           const Plan& frame, Time enough) {
+                                           const Plan& frame, Time least, Time enough) {
   const std::optional<Pairing> pairing = PairingOf(frame);
   if (!pairing || !spec.costs.microbatch_scale.empty()) return std::nullopt;
-  const int64_t count = layers->layers() + 1;
-  if (count * count * pairing->steps > kMostStates) return std::nullopt;
-  return PairBound(spec, layers, work, *pairing, enough).Find();
+  return PairBound(spec, layers, work, *pairing, least, enough).Find();
 }
 
 }  // namespace contraflow

@@ -9,6 +9,11 @@
 
 namespace contraflow {
 
+int64_t Pairing::Entries(int layers) const {
+  const int64_t tables = nested ? 1 : std::max(0, layers - 2 * steps + 1);
+  return tables * steps * (layers + 1) * (layers + 1);
+}
+
 std::optional<Pairing> PairingOf(const Plan& frame) {
   const auto count = [&](size_t route) {
     return static_cast<Time>(frame.routes[route].microbatches.size());

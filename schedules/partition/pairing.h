@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <vector>
 
@@ -17,6 +18,9 @@ struct Pairing {
   int steps = 0;               ///< ranks, or pairs of them
   Time first = 0, second = 0;  ///< micro-batches of the two routes; of a single one in `first`
   bool middle = false;         ///< of an odd number of ranks the middle one has one stage
+
+  /// Entries of all tables of the dynamic programme for so many layers.
+  int64_t Entries(int layers) const;
 };
 
 /// Returns nothing for other placements.

@@ -60,12 +60,13 @@ struct PartitionBound {
 
 /// A lower bound on the makespan of every order for the routes of `frame` (its programs do not
 /// matter) and every partition of the layers into its stages, within the memory of the spec. No
-/// more than `enough`, beyond which nobody wants to know.
+/// more than `enough`, beyond which nobody wants to know. A method that takes longer than `most`
+/// evaluated instructions gives way to a looser bound.
 PartitionBound BoundOfPartitions(const Spec& spec, LayerStages* layers, const Plan& frame,
-                                 Time enough);
+                                 Time enough, int64_t most = INT64_MAX);
 
 /// Instructions that may be evaluated in the time of that bound, about.
-int64_t WorkOfBound(const Plan& frame, int layers);
+int64_t WorkOfBound(const Plan& frame, int layers, int64_t most = INT64_MAX);
 
 /// The partition of that bound; where ranks have several stages, without a look at the memory
 /// limit.

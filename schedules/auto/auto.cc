@@ -48,9 +48,9 @@ constexpr int64_t kStep = 4, kMostTimes = int64_t{1} << 30;
 constexpr int64_t kNear = 32;
 /// Orders that one takes as long as to evaluate that is made with its messages and bounds, and that
 /// each choice of what to recompute takes; partitions of each stage that are judged.
-constexpr int64_t kOrdersMade = 8, kOrdersRecomputed = 200, kPartitionsJudged = 40;
+constexpr int64_t kOrdersMade = 8, kOrdersRecomputed = 200, kPartitionsJudged = 120;
 /// Instructions of a partition search at most, and of a plan that is always made.
-constexpr int64_t kPartitionWork = 2'000'000, kSoonMade = 400'000;
+constexpr int64_t kPartitionWork = 6'000'000, kSoonMade = 400'000;
 
 /// Instructions that may be evaluated while a published schedule is made for the spec, about.
 int64_t WorkOfPublished(const Plan& frame, const Spec& spec) {

@@ -54,12 +54,6 @@ const Schedule& FindSchedule(const std::string& name) {
               "; schedules are " + known);
 }
 
-Plan FrameOf(const Schedule& schedule, Spec spec) {
-  spec.costs = UniformCosts(1, 1, 1);
-  spec.memory_limit.reset();
-  return FrameOf(schedule.generate(spec));
-}
-
 Plan GeneratePlan(const Spec& spec) { return GeneratePlan(spec, SearchControl()); }
 
 Plan GeneratePlan(const Spec& spec, const SearchControl& control) {

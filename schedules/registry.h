@@ -34,6 +34,8 @@ struct Schedule {
   int (*stages)(const Spec& spec);
   /// Why the spec does not fit and what would, or "".
   std::string (*reject)(const Spec& spec);
+  /// Its routes, without programs, whatever the costs; null for `auto`.
+  Plan (*frame)(const Spec& spec);
   /// The compute order, for a spec that reject accepts.
   Plan (*generate)(const Spec& spec);
   /// Most activations (stage inputs held until the end of W) on a rank, reached once M is large
@@ -54,9 +56,6 @@ std::string ScheduleName(const std::string& spelling);
 
 /// The row of that name ("1f1b", "auto"). Throws Error with the known names and the nearest one.
 const Schedule& FindSchedule(const std::string& name);
-
-/// Routes and no programs of a published schedule for a spec that it takes, whatever the costs.
-Plan FrameOf(const Schedule& schedule, Spec spec);
 
 /// The compute order alone, at level compute: no messages, nothing proven; Compile does the rest.
 /// With the recompute that the spec asks for; a searched plan comes with its costs and its

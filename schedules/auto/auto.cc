@@ -47,8 +47,10 @@ constexpr int64_t kStep = 4, kMostTimes = int64_t{1} << 30;
 /// this share of the incumbent.
 constexpr int64_t kNear = 32;
 /// Orders that one takes as long as to evaluate that is made with its messages and bounds, and that
-/// each choice of what to recompute takes; partitions of each stage that are judged.
+/// each choice of what to recompute takes; partitions of each stage that are judged; orders of a
+/// first run of a shape, about.
 constexpr int64_t kOrdersMade = 8, kOrdersRecomputed = 200, kPartitionsJudged = 120;
+constexpr int64_t kOrdersOfRun = 400;
 /// Instructions of a partition search at most, and of a plan that is always made.
 constexpr int64_t kPartitionWork = 6'000'000, kSoonMade = 400'000;
 
@@ -99,12 +101,14 @@ class AutoSearch {
   }
 
   Plan Run() {
-    OfferPublished(false);
+    OfferPublished(Turn::kSoon);
+    LookAtShapes();
+    OfferPublished(Turn::kBeforeRuns);
     bool open = true;
     for (int64_t times = 1; open && (times == 1 || !work_.spent()) && times < kMostTimes;
          times *= kStep) {
       open = RunRung(times);
-      if (times == 1) OfferPublished(true);
+      if (times == 1) OfferPublished(Turn::kAfterRuns);
     }
     if (!incumbent_.any()) Refuse();
     return Finish();
@@ -115,12 +119,9 @@ class AutoSearch {
   /// first.
   /// False if none is left.
   bool RunRung(int64_t times) {
-    std::map<const Shape*, Worth> worth;
-    for (const std::unique_ptr<Shape>& shape : shapes_) {
-      worth[shape.get()] = shape->step() ? Worth{0, *shape->step()} : Promise(*shape);
-    }
-    std::ranges::stable_sort(
-        shapes_, {}, [&](const std::unique_ptr<Shape>& shape) { return worth[shape.get()]; });
+    std::ranges::stable_sort(shapes_, {}, [&](const std::unique_ptr<Shape>& shape) {
+      return shape->step() ? Worth{0, *shape->step()} : looks_[shape.get()];
+    });
     bool open = false;
     for (const std::unique_ptr<Shape>& shape : shapes_) {
       // A first run of stages offers at least what is soon made, whatever the budget.
@@ -140,13 +141,11 @@ class AutoSearch {
     return open;
   }
 
-  Worth Promise(Shape& shape) {
-    try {
-      return shape.Promise(&work_);
-    } catch (const InternalError&) {
-      throw;
-    } catch (const Error&) {
-      return {INT64_MAX, 0};  // its run says why
+  void LookAtShapes() {
+    for (const std::unique_ptr<Shape>& shape : shapes_) {
+      Worth& worth = looks_[shape.get()] = {INT64_MAX, 0};
+      // Its run says why where there is none.
+      incumbent_.Attempt([&] { worth = shape->Look(&work_, &incumbent_); });
     }
   }
 
@@ -168,17 +167,26 @@ class AutoSearch {
     });
   }
 
-  /// Offers whole plans of published schedules: those that are soon made at first, whatever the
-  /// budget, and the others once their placement has come near the incumbent.
-  void OfferPublished(bool large) {
+  /// Times at which published schedules are made.
+  enum class Turn {
+    kSoon,        ///< those that are soon made, whatever the budget
+    kBeforeRuns,  ///< those that take no longer than the first run of a shape
+    kAfterRuns,   ///< the others
+  };
+
+  /// Offers whole plans of published schedules. Those that take long come only if their placement
+  /// has come near the incumbent.
+  void OfferPublished(Turn turn) {
     for (const Schedule* schedule : kPublishedSchedules) {
       const std::optional<Spec> spec = SpecFor(*schedule, asked_);
       if (!spec) continue;
-      const Plan frame = FrameOf(*schedule, *spec);
+      const Plan frame = schedule->frame(*spec);
       const Placement placement = PlacementOf(frame);
       if (!Allows(asked_.search.placement, placement)) continue;
       const int64_t work = WorkOfPublished(frame, *spec);
-      if (large != (work > kSoonMade)) continue;
+      const bool large = work > kSoonMade;
+      const bool run = work > kOrdersOfRun * InstructionsOf(frame);
+      if (turn != (!large ? Turn::kSoon : run ? Turn::kAfterRuns : Turn::kBeforeRuns)) continue;
       if (!Promises(frame.routes, large) || (large && work_.spent() && incumbent_.any())) continue;
       // The least that is done whatever the budget counts for nothing.
       if (large) work_.Spend(work);
@@ -282,7 +290,8 @@ class AutoSearch {
   SearchWork work_;
   Incumbent incumbent_;
   std::vector<std::unique_ptr<Shape>> shapes_;
-  std::set<const Shape*> closed_;  // that no more work can help
+  std::map<const Shape*, Worth> looks_;  // before any run
+  std::set<const Shape*> closed_;        // that no more work can help
 };
 
 }  // namespace
@@ -308,6 +317,7 @@ const Schedule kAuto = {
     // merged.
     .stages = CostStages,
     .reject = RejectPlacement,
+    .frame = nullptr,
     .generate = [](const Spec& spec) { return SearchPlan(spec, SearchControl()); },
     // Any order of all micro-batches may come of a search, and a limit is not known here to be in
     // activations.

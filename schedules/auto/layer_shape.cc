@@ -50,6 +50,8 @@ constexpr int64_t kSharesAgain = 2;
 constexpr int64_t kOrders = 400, kOrdersThatHoldLess = 1600;
 /// Orders that one takes as long as to evaluate that is simulated.
 constexpr int64_t kOrdersSimulated = 3;
+/// Likewise, that is made with its messages and bounds.
+constexpr int64_t kOrdersOffered = 8;
 /// Share of the rest in which layers move.
 constexpr int64_t kMovedShare = 4;
 /// Share of a run that the bound for any partition may take.
@@ -108,12 +110,13 @@ class LayerShape : public Shape {
     work_ = work;
     incumbent_ = incumbent;
     all_ = work->left();
-    if (!pairs_) {
+    if (!pairs_ && ran_) {
       best_.reset();
       tried_.clear();
     }
+    ran_ = true;
     TryPromising();
-    if (!best_) return false;
+    if (!best_) return Done();
     // If that helps, it does so again, else more is made of what has been tried.
     if (!Done() && TryTuned(0)) {
       if (!Done()) TryTuned(1);
@@ -125,9 +128,11 @@ class LayerShape : public Shape {
     return true;
   }
 
-  Worth Promise(SearchWork* work) override {
-    const PartitionWorth first = FirstLook(of_, frame_, &layers_, &judged_, work);
-    return {first.excess, first.step};
+  Worth Look(SearchWork* work, Incumbent* incumbent) override {
+    incumbent_ = incumbent;
+    const FirstOrder look = FirstLook(of_, frame_, &layers_, &judged_, work);
+    if (look.order && look.worth.excess <= 0 && !HoldsLess()) OfferLook(look, work);
+    return {look.worth.excess, look.worth.step};
   }
 
   int64_t instructions() const override { return InstructionsOf(frame_); }
@@ -260,6 +265,23 @@ class LayerShape : public Shape {
     Search(Partition(partition_), work_->left());
   }
 
+  /// The published order of a first look.
+  void OfferLook(const FirstOrder& look, SearchWork* work) {
+    const std::vector<Candidate> candidates =
+        CandidatesOf(Staged(of_, frame_, &layers_, look.partition));
+    if (candidates.empty()) return;
+    const Candidate& candidate = candidates.front();
+    const SearchProblem problem =
+        MakeProblem(candidate.frame, candidate.spec.costs, candidate.spec.memory_limit);
+    std::optional<Order> order = ToOrder(problem, *look.order);
+    if (!order) return;
+    const Evaluation evaluated = Evaluate(problem, *order);
+    work->Spend(kOrdersOffered * instructions());
+    if (!evaluated.fits) return;
+    OfferOrder(candidate, look.partition,
+               {std::move(*order), evaluated.makespan, look.order->schedule});
+  }
+
   /// The best order for other stages of the same routes.
   void OfferRestaged(const Partition& moved) {
     const Spec staged = Staged(of_, frame_, &layers_, moved);
@@ -374,6 +396,7 @@ class LayerShape : public Shape {
   LayerStages& layers_;
   const Plan frame_;
   bool pairs_ = false;  // some FB is shorter than its parts
+  bool ran_ = false;
   Judged judged_;
   std::optional<Roominess> roomiest_;
   std::map<Partition, std::unique_ptr<CandidateSearch>> searches_;

@@ -24,8 +24,8 @@ class Shape {
   virtual Time Bound(Time enough) = 0;
   /// Searches with this work, and offers what it finds. False if no more work can help.
   virtual bool Run(SearchWork* work, Incumbent* incumbent) = 0;
-  /// Worth of a quick look at the shape, before it has run.
-  virtual Worth Promise(SearchWork* /*work*/) { return {}; }
+  /// Worth of a quick look at the shape, before it has run; offers a plan that it comes upon.
+  virtual Worth Look(SearchWork* /*work*/, Incumbent* /*incumbent*/) { return {}; }
   /// Instructions of an order, and orders of a first search.
   virtual int64_t instructions() const = 0;
   virtual int64_t orders() const = 0;

@@ -109,7 +109,7 @@ Plan FromPublished(const Schedule& schedule, const Spec& spec, const SearchContr
   const std::string why_not = schedule.reject(spec);
   if (!why_not.empty()) throw Error(std::string(schedule.name) + " " + why_not);
   RequirePartition(schedule, spec, schedule.stages(spec));
-  const Plan frame = FrameOf(schedule, spec);
+  const Plan frame = schedule.frame(spec);
   LayerStages& layers = control.made->StagesOf(spec.costs, OverlapOf(spec));
   CheckStages(spec, &layers, schedule.stages(spec));
   Incumbent choice(spec);

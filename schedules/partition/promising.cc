@@ -20,7 +20,7 @@ namespace {
 constexpr int64_t kJudgedShare = 8;
 constexpr int64_t kFewestJudged = 8;
 /// Orders that one takes as long as to evaluate that is made and simulated, and a bound.
-constexpr int64_t kOrdersJudged = 6, kOrdersBounded = 2;
+constexpr int64_t kOrdersJudged = 3, kOrdersBounded = 2;
 /// Bounds of partitions that are proven to choose what is searched, at most.
 constexpr int64_t kMostBounds = 300;
 /// Lists with pairs that are made of a partition to judge it.
@@ -38,12 +38,15 @@ std::optional<Plan> PairedOrder(const Candidate& candidate) {
   const SearchProblem& half = folded ? *folded : problem;
   std::optional<Order> order = ListPairs(half, kLists * 3 * half.chunks(), &work);
   if (!order) return std::nullopt;
-  return ToPlan(problem, folded ? UnfoldOrder(problem, *order) : *order);
+  Plan plan = ToPlan(problem, folded ? UnfoldOrder(problem, *order) : *order);
+  plan.schedule = "pairs as they are ready";
+  return plan;
 }
 
-/// Worth of the best published order on a partition.
+/// Worth of the best published order on a partition, which becomes `order` the first time.
 PartitionWorth ByPublished(const Spec& of, const Plan& frame, LayerStages* layers,
-                           const Partition& partition, Judged* judged, SearchWork* work) {
+                           const Partition& partition, Judged* judged, SearchWork* work,
+                           std::optional<Plan>* order = nullptr) {
   const auto judge = [&](const Partition& one) {
     const Spec spec = StagedChunks(of, frame, layers, one);
     const std::vector<Candidate> candidates = CandidatesOf(spec);
@@ -53,7 +56,12 @@ PartitionWorth ByPublished(const Spec& of, const Plan& frame, LayerStages* layer
     if (std::optional<Plan> plan = PairedOrder(candidates.front())) {
       orders.push_back(std::move(*plan));
     }
-    for (const Plan& plan : orders) best = std::min(best, WorthOf(plan, spec));
+    for (Plan& plan : orders) {
+      const PartitionWorth worth = WorthOf(plan, spec);
+      if (worth >= best) continue;
+      best = worth;
+      if (order != nullptr) *order = std::move(plan);
+    }
     work->Spend(static_cast<int64_t>(orders.size()) * kOrdersJudged * InstructionsOf(frame));
     return best;
   };
@@ -62,10 +70,12 @@ PartitionWorth ByPublished(const Spec& of, const Plan& frame, LayerStages* layer
 
 }  // namespace
 
-PartitionWorth FirstLook(const Spec& of, const Plan& frame, LayerStages* layers, Judged* judged,
-                         SearchWork* work) {
-  const Partition first = StartingPartitions(*layers, frame, of.costs).front();
-  return ByPublished(of, frame, layers, first, judged, work);
+FirstOrder FirstLook(const Spec& of, const Plan& frame, LayerStages* layers, Judged* judged,
+                     SearchWork* work) {
+  FirstOrder look;
+  look.partition = StartingPartitions(*layers, frame, of.costs).front();
+  look.worth = ByPublished(of, frame, layers, look.partition, judged, work, &look.order);
+  return look;
 }
 
 std::vector<Chance> Promising(const Spec& of, const Plan& frame, LayerStages* layers,

@@ -2,6 +2,7 @@
 
 #include <functional>
 #include <map>
+#include <optional>
 #include <vector>
 
 #include "schedules/partition/partition.h"
@@ -27,9 +28,16 @@ struct Judged {
   }
 };
 
-/// Worth of the best published order on the first partition that would be tried.
-PartitionWorth FirstLook(const Spec& of, const Plan& frame, LayerStages* layers, Judged* judged,
-                         SearchWork* work);
+/// A partition with its best published order.
+struct FirstOrder {
+  Partition partition;
+  PartitionWorth worth;
+  std::optional<Plan> order;  ///< nothing where there is none, or the look is not the first
+};
+
+/// Look at the first partition that would be tried.
+FirstOrder FirstLook(const Spec& of, const Plan& frame, LayerStages* layers, Judged* judged,
+                     SearchWork* work);
 
 /// Different partitions that may do best, the most promising first: the one on which published
 /// orders do best, the one that the bound for any ends with, and those with the least bounds, from

@@ -92,6 +92,7 @@ const Schedule kChimera = {
     .memory = "P/2+1 activations on the outer ranks, to P on the middle ones",
     .stages = [](const Spec& spec) { return spec.ranks; },
     .reject = RejectChimera,
+    .frame = BidirectionalPlan,
     .generate = GenerateChimera,
     .peak_activations = ChimeraPeak,
     .formula = &kChimeraFormula,

@@ -80,6 +80,7 @@ const Schedule kDualPipe = {
     .memory = "P+1 activations on every rank",
     .stages = [](const Spec& spec) { return spec.ranks; },
     .reject = RejectDualPipe,
+    .frame = BidirectionalPlan,
     .generate = GenerateDualPipe,
     .peak_activations = [](const Spec& spec, int) { return spec.ranks + 1; },
     .formula = &kDualPipeFormula,

@@ -21,7 +21,7 @@ std::string RejectDualPipeV(const Spec& spec) {
 }
 
 Plan GenerateDualPipeV(const Spec& spec) {
-  Plan plan = SingleRoutePlan(spec, VPlacement(spec.ranks));
+  Plan plan = VPlan(spec);
   for (int rank = 0; rank < spec.ranks; ++rank) {
     plan.program(rank) = BidirectionalProgram(RankOfV(spec.ranks, spec.microbatches, rank));
   }
@@ -51,6 +51,7 @@ const Schedule kDualPipeV = {
     .memory = "2P+1 activations of half a rank each, on every rank",
     .stages = [](const Spec& spec) { return 2 * spec.ranks; },
     .reject = RejectDualPipeV,
+    .frame = VPlan,
     .generate = GenerateDualPipeV,
     .peak_activations = [](const Spec& spec, int) { return 2 * spec.ranks + 1; },
     .formula = &kDualPipeVFormula,

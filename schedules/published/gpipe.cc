@@ -14,7 +14,7 @@ namespace contraflow {
 namespace {
 
 Plan GenerateGpipe(const Spec& spec) {
-  Plan plan = SingleRoutePlan(spec, LinearPlacement(spec.ranks));
+  Plan plan = LinearPlan(spec);
   for (int rank = 0; rank < spec.ranks; ++rank) {
     Program& program = plan.program(rank);
     for (int m = 0; m < spec.microbatches; ++m) program.push_back(CellOp(Op::F, rank, m));
@@ -32,6 +32,7 @@ const Schedule kGpipe = {
     .memory = "M activations",
     .stages = [](const Spec& spec) { return spec.ranks; },
     .reject = [](const Spec& spec) { return RejectChunks(spec, 1); },
+    .frame = LinearPlan,
     .generate = GenerateGpipe,
     .peak_activations = [](const Spec& spec, int) { return spec.microbatches; },
     // Both waves cross the pipeline without a stall, so the fill is all the bubble there is.

@@ -84,12 +84,16 @@ int64_t Ahead(const Spec& spec, int rank, int round, bool pairs) {
   return std::min(all, Warmup(spec, rank, round) + (pairs ? 1 : 0));
 }
 
+Plan InterleavedPlan(const Spec& spec) {
+  std::vector<int> owners;
+  for (int s = 0; s < spec.ranks * ChunksOf(spec); ++s) owners.push_back(s % spec.ranks);
+  return SingleRoutePlan(spec, std::move(owners));
+}
+
 Plan InRounds(const Spec& spec, int rounds, bool pairs) {
   CF_ASSERT(rounds >= 1 && rounds <= Rounds(spec));
   const int chunks = ChunksOf(spec);
-  std::vector<int> owners;
-  for (int s = 0; s < spec.ranks * chunks; ++s) owners.push_back(s % spec.ranks);
-  Plan plan = SingleRoutePlan(spec, std::move(owners));
+  Plan plan = InterleavedPlan(spec);
   const Laps laps = {chunks, rounds, spec.microbatches};
   const std::vector<Visit> visits = VisitsOf(laps);
   for (int rank = 0; rank < spec.ranks; ++rank) {
@@ -152,6 +156,7 @@ const Schedule kInterleaved = {
         "R = M/floor(M/P) micro-batches",
     .stages = StagesOf,
     .reject = RejectInterleaved,
+    .frame = InterleavedPlan,
     .generate = GenerateInterleaved,
     .peak_activations = InterleavedPeak,
     .formula = &kInterleavedFormula,
@@ -167,6 +172,7 @@ const Schedule kCombined = {
         "R = M/floor(M/P) micro-batches",
     .stages = StagesOf,
     .reject = RejectInterleaved,
+    .frame = InterleavedPlan,
     .generate = GenerateCombined,
     .peak_activations = CombinedPeak,
     .formula = nullptr,

@@ -16,7 +16,7 @@ namespace contraflow {
 namespace {
 
 Plan GenerateOneFOneB(const Spec& spec) {
-  Plan plan = SingleRoutePlan(spec, LinearPlacement(spec.ranks));
+  Plan plan = LinearPlan(spec);
   for (int rank = 0; rank < spec.ranks; ++rank) {
     Program& program = plan.program(rank);
     const int warmup = std::min(spec.ranks - 1 - rank, spec.microbatches);
@@ -39,6 +39,7 @@ const Schedule kOneFOneB = {
     .memory = "P-r activations on rank r",
     .stages = [](const Spec& spec) { return spec.ranks; },
     .reject = [](const Spec& spec) { return RejectChunks(spec, 1); },
+    .frame = LinearPlan,
     .generate = GenerateOneFOneB,
     .peak_activations = [](const Spec& spec,
                            int rank) { return std::min(spec.ranks - rank, spec.microbatches); },

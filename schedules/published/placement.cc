@@ -39,6 +39,10 @@ Plan SingleRoutePlan(const Spec& spec, std::vector<int> ranks) {
   return plan;
 }
 
+Plan LinearPlan(const Spec& spec) { return SingleRoutePlan(spec, LinearPlacement(spec.ranks)); }
+
+Plan VPlan(const Spec& spec) { return SingleRoutePlan(spec, VPlacement(spec.ranks)); }
+
 Plan BidirectionalPlan(const Spec& spec) {
   Plan plan = EmptyPlan(spec, spec.ranks);
   const int half = spec.microbatches / 2;

@@ -14,6 +14,10 @@ namespace contraflow {
 /// (ranks[s] owns stage s).
 Plan SingleRoutePlan(const Spec& spec, std::vector<int> ranks);
 
+/// The same over LinearPlacement, and over VPlacement.
+Plan LinearPlan(const Spec& spec);
+Plan VPlan(const Spec& spec);
+
 /// Two routes, 0..P-1 with the first half of the micro-batches and P-1..0 with the second.
 Plan BidirectionalPlan(const Spec& spec);
 

@@ -38,6 +38,7 @@ const Schedule kVHalf = {
     .memory = "P+2 (P even) or P+1 activations of half a rank each, on every rank",
     .stages = [](const Spec& spec) { return 2 * spec.ranks; },
     .reject = [](const Spec& spec) { return RejectChunks(spec, 2); },
+    .frame = VPlan,
     .generate = GenerateVHalf,
     .peak_activations =
         [](const Spec& spec, int) {

@@ -38,6 +38,7 @@ const Schedule kVMin = {
     .memory = "2(P+4)/3, rounded down to even, activations of half a rank each",
     .stages = [](const Spec& spec) { return 2 * spec.ranks; },
     .reject = [](const Spec& spec) { return RejectChunks(spec, 2); },
+    .frame = VPlan,
     .generate = GenerateVMin,
     .peak_activations =
         [](const Spec& spec, int) {

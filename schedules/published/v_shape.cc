@@ -262,7 +262,7 @@ Plan BlockPlan(const Spec& spec, const std::vector<PassSlots>& block) {
   std::vector<Line> lines = Repeated(spec.microbatches, block, false);
   std::vector<Line> steady = Repeated(spec.microbatches, block, true);
   if (Length(steady) < Length(lines)) lines = std::move(steady);
-  Plan plan = SingleRoutePlan(spec, VPlacement(spec.ranks));
+  Plan plan = VPlan(spec);
   for (int rank = 0; rank < spec.ranks; ++rank) {
     const Line& line = lines[static_cast<size_t>(rank)];
     int next[kLastWeight + 1] = {};

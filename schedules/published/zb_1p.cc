@@ -38,7 +38,7 @@ constexpr Formula kZb1pFormula = {"(PP-1)(F+B-2W)", Zb1pFormula, Zb1pBubbles};
 
 Plan HandMadeZeroBubble(const Spec& spec, int ahead) {
   CF_ASSERT(ahead == 1 || ahead == 2);
-  Plan plan = SingleRoutePlan(spec, LinearPlacement(spec.ranks));
+  Plan plan = LinearPlan(spec);
   for (int rank = 0; rank < spec.ranks; ++rank) {
     Program& program = plan.program(rank);
     const int warmup = std::min(ahead * (spec.ranks - 1 - rank), spec.microbatches);
@@ -61,6 +61,7 @@ const Schedule kZb1p = {
     .memory = "P activations on every rank, held until W",
     .stages = [](const Spec& spec) { return spec.ranks; },
     .reject = [](const Spec& spec) { return RejectChunks(spec, 1); },
+    .frame = LinearPlan,
     .generate = GenerateZb1p,
     .peak_activations = [](const Spec& spec,
                            int) { return std::min(spec.ranks, spec.microbatches); },

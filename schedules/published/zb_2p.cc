@@ -262,7 +262,7 @@ int Zb2pPeak(const Spec& spec, int) {
 }
 
 Plan GenerateZb2p(const Spec& spec) {
-  Plan plan = SingleRoutePlan(spec, LinearPlacement(spec.ranks));
+  Plan plan = LinearPlan(spec);
   Time best = 0;
   for (int i = 0; i < 8; ++i) {
     Zb2pHeuristic heuristic(
@@ -285,6 +285,7 @@ const Schedule kZb2p = {
     .memory = "the bytes of 2P activations on every rank, or fewer with `memory_limit`",
     .stages = [](const Spec& spec) { return spec.ranks; },
     .reject = RejectZb2p,
+    .frame = LinearPlan,
     .generate = GenerateZb2p,
     .peak_activations = Zb2pPeak,
     .formula = nullptr,

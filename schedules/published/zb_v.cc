@@ -300,7 +300,7 @@ Time LeastLength(const Plan& plan, const CostModel& costs) {
 }
 
 Plan GenerateZbV(const Spec& spec) {
-  Plan plan = SingleRoutePlan(spec, VPlacement(spec.ranks));
+  Plan plan = VPlan(spec);
   Plan best = plan;
   for (int rank = 0; rank < spec.ranks; ++rank) {
     best.program(rank) = HandMadeZbV(spec, rank);
@@ -329,6 +329,7 @@ const Schedule kZbV = {
     .memory = "2P activations of half a rank each, on every rank",
     .stages = [](const Spec& spec) { return 2 * spec.ranks; },
     .reject = [](const Spec& spec) { return RejectChunks(spec, 2); },
+    .frame = VPlan,
     .generate = GenerateZbV,
     .peak_activations = [](const Spec& spec,
                            int) { return 2 * std::min(spec.ranks, spec.microbatches); },

@@ -43,14 +43,14 @@ Plan PlanOfStages(const Schedule& schedule, const Spec& asked) {
   Spec spec = asked;
   const bool unlike = !spec.costs.ranks.empty();
   if (unlike && schedule.reject(spec).empty()) {
-    const Plan frame = FrameOf(schedule, spec);
+    const Plan frame = schedule.frame(spec);
     CheckCosts(spec.costs, frame.stages, spec.microbatches);
     spec.costs = OnRanks(spec.costs, frame);
   }
   // A schedule that heeds a limit heeds that of the device; zb-2p has one for each rank.
   const bool by_rank = &schedule == &kZb2p && spec.recompute.choice == Recompute::Choice::kNone;
   if (!DevicesOf(spec).empty() && !by_rank && schedule.reject(spec).empty()) {
-    LimitByDevice(FrameOf(schedule, spec), &spec);
+    LimitByDevice(schedule.frame(spec), &spec);
     // A schedule that then has no room at all is made as if it had, to say by how much it does not
     // fit.
     if (!schedule.reject(spec).empty()) spec.memory_limit = asked.memory_limit;

@@ -24,27 +24,6 @@ int MostActivations(const Schedule& schedule, const Spec& spec) {
   return most;
 }
 
-/// The same placement on few ranks, where it is soon seen which schedules have it.
-Candidate SmallOne(const Candidate& candidate) {
-  Spec spec = candidate.spec;
-  spec.ranks = 4;
-  spec.microbatches = 8;
-  spec.costs = UniformCosts(1, 1, 1);
-  spec.memory_limit.reset();
-  spec.device_memory.reset();
-  const std::vector<Candidate> small = CandidatesOf(spec);
-  CF_ASSERT(small.size() == 1);
-  return small.front();
-}
-
-/// False where the schedule certainly makes other routes than the candidate's.
-bool MayMakeRoutes(const Schedule& schedule, const Candidate& candidate) {
-  if (candidate.spec.ranks == 1) return true;
-  const Candidate small = SmallOne(candidate);
-  if (!schedule.reject(small.spec).empty()) return true;
-  return schedule.generate(small.spec).routes == small.frame.routes;
-}
-
 /// True where no order that holds at most so many activations has a makespan of `enough`: what a
 /// schedule holds is known before it is made, and to make it may take long.
 bool ProvenLonger(int most, const Candidate& candidate, Time enough) {
@@ -68,8 +47,7 @@ std::vector<Plan> PublishedOrders(const Candidate& candidate, std::optional<Time
   std::vector<std::pair<int, const Schedule*>> schedules;
   for (const Schedule* schedule : kPublishedSchedules) {
     if (!schedule->reject(candidate.spec).empty()) continue;
-    if (schedule->stages(candidate.spec) != candidate.frame.stages) continue;
-    if (!MayMakeRoutes(*schedule, candidate)) continue;
+    if (schedule->frame(candidate.spec).routes != candidate.frame.routes) continue;
     schedules.emplace_back(MostActivations(*schedule, candidate.spec), schedule);
   }
   std::stable_sort(schedules.begin(), schedules.end(),
@@ -78,8 +56,7 @@ std::vector<Plan> PublishedOrders(const Candidate& candidate, std::optional<Time
   const auto make = [&](size_t i) {
     Spec spec = candidate.spec;
     spec.schedule = schedules[i].second->name;
-    Plan plan = schedules[i].second->generate(spec);
-    if (plan.routes == candidate.frame.routes) made[i] = std::move(plan);
+    made[i] = schedules[i].second->generate(spec);
   };
   // Schedules that cannot suffice come into it only where none of the others does.
   std::vector<size_t> longer;

@@ -79,6 +79,7 @@ TEST_SUITE("property") {
             ++accepted;
             const Plan order = GeneratePlan(spec);
             CHECK(order.level == Level::kCompute);
+            if (schedule->frame) CHECK(schedule->frame(spec).routes == order.routes);
             // Costs of auto are cut or merged to the stages of its placement.
             const CostModel costs = order.costs ? *order.costs : spec.costs;
             if (!order.costs) CHECK(order.stages == schedule->stages(spec));

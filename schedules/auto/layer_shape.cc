@@ -110,11 +110,6 @@ class LayerShape : public Shape {
     work_ = work;
     incumbent_ = incumbent;
     all_ = work->left();
-    if (!pairs_ && ran_) {
-      best_.reset();
-      tried_.clear();
-    }
-    ran_ = true;
     TryPromising();
     if (!best_) return Done();
     // If that helps, it does so again, else more is made of what has been tried.
@@ -396,7 +391,6 @@ class LayerShape : public Shape {
   LayerStages& layers_;
   const Plan frame_;
   bool pairs_ = false;  // some FB is shorter than its parts
-  bool ran_ = false;
   Judged judged_;
   std::optional<Roominess> roomiest_;
   std::map<Partition, std::unique_ptr<CandidateSearch>> searches_;

@@ -130,12 +130,14 @@ SearchProblem CoarseProblem(const SearchProblem& problem, int ranks) {
   frame.programs.clear();
   frame.ranks = ranks;
   frame.microbatches = 0;
-  CostModel costs = problem.costs;
-  costs.microbatch_scale.clear();
-  costs.stages.clear();
-  costs.shares.clear();
+  // Nothing else matters to an order, and other lists would have an entry for each stage.
+  CostModel costs;
+  costs.unit = problem.costs.unit;
+  costs.comm = problem.costs.comm;
   std::optional<MemoryCost>& memory = costs.memory;
-  if (memory) memory->activation_of = memory->stash_of = {};
+  if (const std::optional<MemoryCost>& of = problem.costs.memory) {
+    memory = MemoryCost{of->activation_bytes, of->w_stash_bytes};
+  }
   size_t stages = static_cast<size_t>(large.stages);
   for (size_t route = 0; route < large.routes.size(); ++route) {
     std::vector<int> kept;

@@ -186,6 +186,16 @@ TEST_SUITE("unit") {
     CHECK(bidirectional.frame.routes[0].ranks == std::vector<int>{0, 1, 2, 3});
     CHECK(bidirectional.frame.routes[1].ranks == std::vector<int>{3, 2, 1, 0});
     CHECK(!bidirectional.limit);
+    // Costs of a model have other lists with an entry for each stage.
+    CostModel costs = spec.costs;
+    costs.stages.assign(64, costs.stage(0));
+    costs.partition.assign(64, 2);
+    costs.memory =
+        MemoryCost{.activation_bytes = 4, .parameter_bytes = std::vector<int64_t>(64, 9)};
+    const SearchProblem bytes =
+        CoarseProblem(MakeProblem(LinearPlan(spec), costs, int64_t{4} * 64), 8);
+    CHECK(bytes.costs.stages.size() == 8);
+    CHECK(*bytes.limit == 4 * 8);
   }
 }
 

@@ -46,11 +46,12 @@ constexpr int64_t kStep = 4, kMostTimes = int64_t{1} << 30;
 /// Published schedules get partitions of their own if a shape with their routes has come within
 /// this share of the incumbent.
 constexpr int64_t kNear = 32;
-/// Orders that one takes as long as to evaluate that is made with its messages and bounds, and that
-/// each choice of what to recompute takes; partitions of each stage that are judged; orders of a
-/// first run of a shape, about.
-constexpr int64_t kOrdersMade = 8, kOrdersRecomputed = 200, kPartitionsJudged = 120;
-constexpr int64_t kOrdersOfRun = 400;
+/// Orders that one takes as long as to evaluate that is made with its messages and bounds, that
+/// each choice of what to recompute takes, and that the steps of components of a few partitions
+/// take.
+constexpr int64_t kOrdersMade = 8, kOrdersRecomputed = 200, kOrdersLowered = 2400;
+/// Partitions of each stage that are judged; orders of a first run of a shape, about.
+constexpr int64_t kPartitionsJudged = 120, kOrdersOfRun = 400;
 /// Instructions of a partition search at most, and of a plan that is always made.
 constexpr int64_t kPartitionWork = 6'000'000, kSoonMade = 400'000;
 
@@ -59,6 +60,7 @@ int64_t WorkOfPublished(const Plan& frame, const Spec& spec) {
   const int64_t instructions = InstructionsOf(frame);
   int64_t work = kOrdersMade * instructions;
   if (spec.recompute.choice != Recompute::Choice::kNone) work += kOrdersRecomputed * instructions;
+  if (spec.search.components) work += kOrdersLowered * instructions;
   if (spec.costs.layers.empty()) return work;
   return work + std::min(kPartitionWork, kPartitionsJudged * frame.stages * instructions);
 }

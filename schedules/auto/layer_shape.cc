@@ -124,9 +124,10 @@ class LayerShape : public Shape {
   }
 
   Worth Look(SearchWork* work, Incumbent* incumbent) override {
+    work_ = work;
     incumbent_ = incumbent;
     const FirstOrder look = FirstLook(of_, frame_, &layers_, &judged_, work);
-    if (look.order && look.worth.excess <= 0 && !HoldsLess()) OfferLook(look, work);
+    if (look.order && look.worth.excess <= 0 && !HoldsLess()) OfferLook(look);
     return {look.worth.excess, look.worth.step};
   }
 
@@ -261,7 +262,7 @@ class LayerShape : public Shape {
   }
 
   /// The published order of a first look.
-  void OfferLook(const FirstOrder& look, SearchWork* work) {
+  void OfferLook(const FirstOrder& look) {
     const std::vector<Candidate> candidates =
         CandidatesOf(Staged(of_, frame_, &layers_, look.partition));
     if (candidates.empty()) return;
@@ -271,7 +272,7 @@ class LayerShape : public Shape {
     std::optional<Order> order = ToOrder(problem, *look.order);
     if (!order) return;
     const Evaluation evaluated = Evaluate(problem, *order);
-    work->Spend(kOrdersOffered * instructions());
+    work_->Spend(kOrdersOffered * instructions());
     if (!evaluated.fits) return;
     OfferOrder(candidate, look.partition,
                {std::move(*order), evaluated.makespan, look.order->schedule});
@@ -284,7 +285,7 @@ class LayerShape : public Shape {
     plan.costs = staged.costs;
     if (!FitsMemory(plan, staged.costs, staged)) return;
     plan.provenance->makespan = Simulate(plan, staged.costs, Keep::kFigures).makespan;
-    const Time step = StepTime(plan, staged.costs, staged.memory_limit, staged.search);
+    const Time step = StepTime(plan, staged.costs, staged.memory_limit, staged.search, work_);
     Offer(moved, {std::move(plan), step});
   }
 
@@ -374,7 +375,7 @@ class LayerShape : public Shape {
     plan.costs = staged.costs;
     const Time proven = ProveBound(candidate.frame, staged.costs, staged.memory_limit).value;
     plan.provenance = ProvenanceOf(candidate, found.from, found.makespan, proven);
-    const Time step = StepTime(plan, staged.costs, staged.memory_limit, staged.search);
+    const Time step = StepTime(plan, staged.costs, staged.memory_limit, staged.search, work_);
     Offer(partition, {std::move(plan), step});
   }
 
@@ -400,7 +401,7 @@ class LayerShape : public Shape {
   std::optional<FoundPlan> best_;
   Partition partition_;  // of the best
   std::vector<Tried> tried_;
-  // Set by each run:
+  // Set by each look and run:
   SearchWork* work_ = nullptr;
   Incumbent* incumbent_ = nullptr;
   int64_t all_ = 0;

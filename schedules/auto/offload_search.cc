@@ -72,7 +72,7 @@ std::optional<FoundPlan> OffloadSearch::Run(SearchWork* work) {
 }
 
 /// Takes a plan if it fits and its step is shorter than that of the best.
-bool OffloadSearch::Offer(Plan plan, const std::string& from) {
+bool OffloadSearch::Offer(Plan plan, const std::string& from, SearchWork* work) {
   const CostModel& costs = candidate_.spec.costs;
   const Simulation run = Simulate(plan, costs, Keep::kFigures);
   const MemoryLimit limit(costs);
@@ -80,8 +80,9 @@ bool OffloadSearch::Offer(Plan plan, const std::string& from) {
     if (limit.Peak(run.ranks[r]) > candidate_.limits[r]) return false;
   }
   const SearchOptions& options = candidate_.spec.search;
+  if (best_ && MuchLonger(run.makespan, best_->plan.provenance->makespan)) return false;
   const Time step = LongerThanOrder(costs, options)
-                        ? StepTime(plan, costs, candidate_.spec.memory_limit, options)
+                        ? StepTime(plan, costs, candidate_.spec.memory_limit, options, work)
                         : run.makespan;
   if (best_ && step >= best_->step) return false;
   plan.costs = costs;
@@ -108,7 +109,7 @@ void OffloadSearch::OfferResidents(SearchWork* work) {
     Offer(freely_ ? OffloadToFit(found->plan, costs, candidate_.limits)
                   : OffloadStages(found->plan, costs,
                                   StagesToOffload(candidate_.frame.stages, candidate_.spec)),
-          from);
+          from, work);
   }
 }
 
@@ -125,8 +126,8 @@ void OffloadSearch::OfferListed(SearchWork* work) {
   for (Program& program : order.programs) {
     std::erase_if(program, [](const Instruction& i) { return IsHostCopy(i.op); });
   }
-  Offer(OffloadToFit(order, costs, candidate_.limits), from);
-  Offer(std::move(listed), from);
+  Offer(OffloadToFit(order, costs, candidate_.limits), from, work);
+  Offer(std::move(listed), from, work);
 }
 
 /// Moves the order of the best with its copies and, where that is free to choose, its R.
@@ -143,7 +144,7 @@ void OffloadSearch::OfferMoved(SearchWork* work) {
     plan = ImproveOffloaded(plan, spec.costs, candidate_.limits, bound_, moves_r, spec.search.seed,
                             &part);
   }
-  Offer(std::move(plan), "local search from " + best_->plan.provenance->from);
+  Offer(std::move(plan), "local search from " + best_->plan.provenance->from, work);
 }
 
 }  // namespace contraflow

@@ -22,7 +22,7 @@ class OffloadSearch : public CandidateSearch {
   struct Resident;
 
   bool Done() const { return best_ && Proves(best_->step); }
-  bool Offer(Plan plan, const std::string& from);
+  bool Offer(Plan plan, const std::string& from, SearchWork* work);
   void OfferResidents(SearchWork* work);
   void OfferListed(SearchWork* work);
   void OfferMoved(SearchWork* work);

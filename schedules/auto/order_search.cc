@@ -18,17 +18,19 @@ namespace {
 /// The longer of two orders may make the shorter step, with reductions and optimizer steps or taken
 /// apart into components; no published one that fits may.
 void PreferShorterSteps(const SearchProblem& problem, const std::vector<Plan>& published,
-                        const SearchOptions& options, FoundPlan* found) {
+                        const SearchOptions& options, SearchWork* work, FoundPlan* found) {
   if (!LongerThanOrder(problem.costs, options)) return;
   for (const Plan& plan : published) {
     const std::optional<Order> order = ToOrder(problem, plan);
-    if (!order || !Evaluate(problem, *order).fits) continue;
-    const Time step = StepTime(plan, problem.costs, problem.limit, options);
+    if (!order) continue;
+    const Evaluation alone = Evaluate(problem, *order);
+    if (!alone.fits || MuchLonger(alone.makespan, found->plan.provenance->makespan)) continue;
+    const Time step = StepTime(plan, problem.costs, problem.limit, options, work);
     if (step >= found->step) continue;
     found->step = step;
     found->plan.programs = plan.programs;
     found->plan.provenance->from = plan.schedule;
-    found->plan.provenance->makespan = Simulate(plan, problem.costs).makespan;
+    found->plan.provenance->makespan = alone.makespan;
   }
 }
 
@@ -43,7 +45,7 @@ bool SharesLanes(const Spec& spec) {
 void ImproveOnLanes(const Spec& spec, SearchWork* work, FoundPlan* found) {
   work->Enter("lanes");
   Plan better = ImproveLowered(found->plan, spec.costs, spec.memory_limit, spec.search.seed, work);
-  const Time step = StepTime(better, spec.costs, spec.memory_limit, spec.search);
+  const Time step = StepTime(better, spec.costs, spec.memory_limit, spec.search, work);
   if (step >= found->step) return;
   found->step = step;
   found->plan.programs = std::move(better.programs);
@@ -135,8 +137,8 @@ FoundPlan OrderSearch::Once(const Candidate& candidate, const Seeds& seeds, Time
   if (SharesStages(best.plan)) best.plan = RenumberMicrobatches(std::move(best.plan));
   best.plan.costs = spec.costs;
   best.plan.provenance = ProvenanceOf(candidate, found->from, found->makespan, *bound);
-  best.step = StepTime(best.plan, spec.costs, spec.memory_limit, spec.search);
-  PreferShorterSteps(problem, published, spec.search, &best);
+  best.step = StepTime(best.plan, spec.costs, spec.memory_limit, spec.search, work);
+  PreferShorterSteps(problem, published, spec.search, work, &best);
   if (lanes) ImproveOnLanes(spec, work, &best);
   return best;
 }

@@ -85,7 +85,7 @@ std::optional<FoundPlan> RecomputeSearch::Run(SearchWork* work) {
   const bool moves = all / 2 / length >= kOrdersEach * length;
   OfferPublished(work);
   if (!Done(own_)) OfferSearched((moves ? all / 2 : all) / kSearches, work);
-  OfferSerial();
+  OfferSerial(work);
   if (moves) {
     const int64_t exact = IsSmall(candidate_) ? all / 8 : 0;
     const int64_t share = (all / 2 - exact) / kMoveShares;
@@ -119,7 +119,7 @@ void RecomputeSearch::Take(const std::optional<FoundPlan>& other, std::optional<
   if (other && (!*best || other->step < (*best)->step)) *best = other;
 }
 
-void RecomputeSearch::Offer(Plan plan, std::optional<FoundPlan>* best) const {
+void RecomputeSearch::Offer(Plan plan, SearchWork* work, std::optional<FoundPlan>* best) const {
   const Spec& spec = candidate_.spec;
   // A searched plan may number its micro-batches in another way.
   if (!plan.provenance && plan.routes != candidate_.frame.routes) return;
@@ -127,9 +127,12 @@ void RecomputeSearch::Offer(Plan plan, std::optional<FoundPlan>* best) const {
   if (!MemoryLimit(spec.costs, spec.memory_limit).Fits(run)) return;
   // A step takes no less than its order, but for components.
   const bool components = ByComponents(spec.costs, spec.search);
-  if (*best && !components && run.makespan >= (*best)->step) return;
+  if (*best && (components ? MuchLonger(run.makespan, (*best)->plan.provenance->makespan)
+                           : run.makespan >= (*best)->step)) {
+    return;
+  }
   const Time step = LongerThanOrder(spec.costs, spec.search)
-                        ? StepTime(plan, spec.costs, spec.memory_limit, spec.search)
+                        ? StepTime(plan, spec.costs, spec.memory_limit, spec.search, work)
                         : run.makespan;
   if (*best && step >= (*best)->step) return;
   const std::string from = plan.provenance ? plan.provenance->from : plan.schedule;
@@ -146,9 +149,9 @@ void RecomputeSearch::OfferOrders(const Spec& spec, bool searched, SearchWork* w
     RecomputedBeside beside;
     Offer(GenerateRecomputed(spec, candidate_.frame.stages, Room::kAny, searched, make, work,
                              freely_ ? &beside : nullptr),
-          &own_);
-    if (beside.full) Offer(std::move(*beside.full), &full_);
-    if (beside.layers) Offer(std::move(*beside.layers), &layers_);
+          work, &own_);
+    if (beside.full) Offer(std::move(*beside.full), work, &full_);
+    if (beside.layers) Offer(std::move(*beside.layers), work, &layers_);
   } catch (const InternalError&) {
     throw;
   } catch (const Error&) {
@@ -188,9 +191,9 @@ void RecomputeSearch::OfferSearched(int64_t share, SearchWork* work) {
 }
 
 /// The order that holds least of all is for a limit that is too tight for the others.
-void RecomputeSearch::OfferSerial() {
+void RecomputeSearch::OfferSerial(SearchWork* work) {
   const auto offer = [&](const Spec& spec, std::optional<FoundPlan>* best) {
-    if (!*best) Offer(RecomputeOrder(SerialOrder(candidate_.frame), spec, Room::kAny), best);
+    if (!*best) Offer(RecomputeOrder(SerialOrder(candidate_.frame), spec, Room::kAny), work, best);
   };
   offer(candidate_.spec, &own_);
   if (!freely_) return;
@@ -214,7 +217,7 @@ void RecomputeSearch::OfferMoved(const Candidate& candidate, int64_t budget, Fre
                                 part.left(), &part);
   std::string& from = plan.provenance->from;
   if (!from.starts_with("moves from ")) from = "moves from " + from;
-  Offer(std::move(plan), best);
+  Offer(std::move(plan), work, best);
 }
 
 /// Looks at all schedules with the same stages recomputed as in the best, if that has the
@@ -241,7 +244,7 @@ void RecomputeSearch::OfferExact(const Candidate& candidate, int64_t budget, Sea
     Plan plan = candidate.frame;
     plan.schedule = "exact search";
     plan.programs = std::move(exact.programs);
-    Offer(std::move(plan), best);
+    Offer(std::move(plan), work, best);
   }
   // None that recomputes the same is shorter.
   if (exact.complete) (*best)->plan.provenance->bound = (*best)->plan.provenance->makespan;

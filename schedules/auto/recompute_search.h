@@ -24,11 +24,11 @@ class RecomputeSearch : public CandidateSearch {
  private:
   bool Done(const std::optional<FoundPlan>& best) const;
   static void Take(const std::optional<FoundPlan>& other, std::optional<FoundPlan>* best);
-  void Offer(Plan plan, std::optional<FoundPlan>* best) const;
+  void Offer(Plan plan, SearchWork* work, std::optional<FoundPlan>* best) const;
   void OfferOrders(const Spec& spec, bool searched, SearchWork* work, const OrderMaker& make);
   void OfferPublished(SearchWork* work);
   void OfferSearched(int64_t share, SearchWork* work);
-  void OfferSerial();
+  void OfferSerial(SearchWork* work);
   void OfferMoved(const Candidate& candidate, int64_t budget, Freedom freedom, SearchWork* work,
                   std::optional<FoundPlan>* best);
   void OfferExact(const Candidate& candidate, int64_t budget, SearchWork* work,

@@ -77,7 +77,7 @@ class StageShape : public Shape {
       if (!MemoryLimit(spec.costs, spec.memory_limit).Fits(run)) return false;
       plan.provenance = ProvenanceOf(candidate_, plan.provenance->from, run.makespan,
                                      ProveBound(plan, spec.costs, spec.memory_limit).value);
-      found->step = StepTime(plan, spec.costs, spec.memory_limit, spec.search);
+      found->step = StepTime(plan, spec.costs, spec.memory_limit, spec.search, work);
     }
     Found(found->step);
     incumbent->Offer(std::move(plan));

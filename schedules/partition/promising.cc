@@ -74,7 +74,14 @@ FirstOrder FirstLook(const Spec& of, const Plan& frame, LayerStages* layers, Jud
                      SearchWork* work) {
   FirstOrder look;
   look.partition = StartingPartitions(*layers, frame, of.costs).front();
-  look.worth = ByPublished(of, frame, layers, look.partition, judged, work, &look.order);
+  // As it is, an order says more about what it becomes than its least memory does.
+  Spec plain = of;
+  plain.recompute = {};
+  plain.offload = {};
+  Judged other;
+  const bool same = plain == of;
+  look.worth =
+      ByPublished(plain, frame, layers, look.partition, same ? judged : &other, work, &look.order);
   return look;
 }
 

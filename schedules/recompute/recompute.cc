@@ -198,6 +198,7 @@ bool StashIsMore(const Spec& spec, int stages) {
 struct Best {
   std::optional<Plan> plan;
   std::pair<int64_t, Time> worth;  ///< bytes of the fullest rank if they do not fit, step
+  Time order = 0;                  ///< makespan of the compute order
 
   bool BetterThan(const std::pair<int64_t, Time>& other) const { return plan && worth <= other; }
 };
@@ -246,8 +247,9 @@ class Variants {
     // A step takes no less than its order, but for components.
     const bool components = ByComponents(costs, spec_.search);
     const auto longer = [&](Time time) {
-      return !components && std::ranges::all_of(to, [&](const Best* of) {
-        return of->BetterThan({0, time});
+      return std::ranges::all_of(to, [&](const Best* of) {
+        if (!of->BetterThan({0, std::numeric_limits<Time>::max()})) return false;
+        return components ? MuchLonger(time, of->order) : of->worth.second <= time;
       });
     };
     if (longer(BusyTime(plan))) return std::nullopt;
@@ -259,13 +261,13 @@ class Variants {
       run = Simulate(plan, costs, Keep::kFigures);
       if (longer(run.makespan)) return std::nullopt;
       const Time step = LongerThanOrder(costs, spec_.search)
-                            ? StepTime(plan, costs, spec_.memory_limit, spec_.search)
+                            ? StepTime(plan, costs, spec_.memory_limit, spec_.search, work_)
                             : run.makespan;
-      return Best{std::move(plan), {0, step}};
+      return Best{std::move(plan), {0, step}, run.makespan};
     }
     int64_t held = 0;
     for (const RankFigures& rank : run.ranks) held = std::max(held, limit_.Peak(rank));
-    return Best{std::move(plan), {held, run.makespan}};
+    return Best{std::move(plan), {held, run.makespan}, run.makespan};
   }
 
   /// Time for which the busiest rank computes.

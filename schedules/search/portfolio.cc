@@ -11,9 +11,13 @@
 #include "compiler/simulate/memory.h"
 #include "compiler/simulate/simulate.h"
 #include "schedules/published/rows.h"
+#include "schedules/search/work.h"
 
 namespace contraflow {
 namespace {
+
+/// Instructions that are evaluated in the time in which one is lowered to components.
+constexpr int64_t kWorkOfLowered = 80;
 
 /// Most activations that a schedule is stated to hold on its fullest rank.
 int MostActivations(const Schedule& schedule, const Spec& spec) {
@@ -112,7 +116,7 @@ bool LongerThanOrder(const CostModel& costs, const SearchOptions& options) {
 }
 
 Time StepTime(const Plan& plan, const CostModel& given, std::optional<int64_t> limit,
-              const SearchOptions& options) {
+              const SearchOptions& options, SearchWork* work) {
   std::optional<CostModel> scaled;
   if (given.ring) scaled = AtReplicas(given, plan);
   const CostModel& costs = scaled ? *scaled : given;
@@ -122,7 +126,9 @@ Time StepTime(const Plan& plan, const CostModel& given, std::optional<int64_t> l
                               .overlap = costs.derived.value_or(Overlap::kAll),
                               .memory_limit = limit,
                               .verify = false};
-  return Simulate(Lower(plan, costs, lower), costs).makespan;
+  const Plan lowered = Lower(plan, costs, lower);
+  if (components && work != nullptr) work->Spend(kWorkOfLowered * InstructionCount(lowered));
+  return Simulate(lowered, costs).makespan;
 }
 
 std::vector<Spec> WithoutAndWith(const Spec& spec) {

@@ -10,6 +10,8 @@
 
 namespace contraflow {
 
+class SearchWork;
+
 /// The compute orders of all published schedules that make the candidate's routes of its spec,
 /// those that hold least first. The caller looks at what they hold. With `enough`, none after the
 /// first one whose makespan is no longer than that and that fits the limit, and before that one
@@ -35,9 +37,13 @@ bool ByComponents(const CostModel& costs, const SearchOptions& options);
 bool LongerThanOrder(const CostModel& costs, const SearchOptions& options);
 
 /// How long a step of this compute order takes: all of it that belongs to a step, of components
-/// that overlap within `limit` if they are asked for and the costs have some.
+/// that overlap within `limit` if they are asked for and the costs have some. `work` counts the
+/// latter, which take long.
 Time StepTime(const Plan& plan, const CostModel& costs, std::optional<int64_t> limit,
-              const SearchOptions& options);
+              const SearchOptions& options, SearchWork* work = nullptr);
+
+/// True if an order is so much longer than another that its components will not make up for it.
+inline bool MuchLonger(Time order, Time other) { return order > other + other / 8; }
 
 /// The spec, without and with each of recompute and offload that it leaves open: that may as well
 /// be nothing, which comes first.

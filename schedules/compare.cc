@@ -14,7 +14,7 @@
 #include "compiler/plan/text.h"
 #include "compiler/simulate/simulate.h"
 #include "schedules/compile.h"
-#include "schedules/made_plans.h"
+#include "schedules/partition/made_plans.h"
 #include "schedules/published/rows.h"
 #include "schedules/registry.h"
 

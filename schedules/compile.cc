@@ -17,6 +17,7 @@
 #include "schedules/partition/staged.h"
 #include "schedules/partition/stages.h"
 #include "schedules/published/rows.h"
+#include "schedules/recompute/memory_advice.h"
 #include "schedules/registry.h"
 #include "schedules/report.h"
 #include "schedules/search/candidates.h"

@@ -13,7 +13,7 @@
 #include "compiler/plan/text.h"
 #include "compiler/simulate/simulate.h"
 #include "schedules/auto/auto.h"
-#include "schedules/made_plans.h"
+#include "schedules/partition/made_plans.h"
 #include "schedules/partition/partition.h"
 #include "schedules/published/rows.h"
 #include "schedules/recompute/published_plan.h"

@@ -7,6 +7,7 @@
 
 #include "compiler/bound/bound.h"
 #include "compiler/simulate/simulate.h"
+#include "schedules/auto/search.h"
 #include "schedules/pairs/lowered_search.h"
 #include "schedules/published/placement.h"
 #include "schedules/search/exact_search.h"

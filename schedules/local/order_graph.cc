@@ -4,7 +4,7 @@
 #include <numeric>
 
 #include "compiler/plan/error.h"
-#include "schedules/local/noise.h"
+#include "schedules/search/noise_draw.h"
 
 namespace contraflow {
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <limits>
 
-#include "schedules/local/noise.h"
+#include "schedules/search/noise_draw.h"
 
 namespace contraflow {
 namespace {

@@ -6,7 +6,8 @@
 
 #include "compiler/plan/plan.h"
 #include "schedules/partition/stages.h"
-#include "schedules/registry.h"
+#include "schedules/published/schedule.h"
+#include "schedules/search/search_control.h"
 
 namespace contraflow {
 

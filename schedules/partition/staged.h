@@ -8,7 +8,7 @@
 #include "compiler/plan/spec.h"
 #include "schedules/partition/partition.h"
 #include "schedules/partition/stages.h"
-#include "schedules/registry.h"
+#include "schedules/published/schedule.h"
 
 namespace contraflow {
 

@@ -6,7 +6,7 @@
 
 #include "compiler/plan/cost.h"
 #include "compiler/plan/plan.h"
-#include "schedules/registry.h"
+#include "schedules/published/schedule.h"
 
 namespace contraflow {
 

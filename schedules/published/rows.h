@@ -1,6 +1,6 @@
 #pragma once
 
-#include "schedules/registry.h"
+#include "schedules/published/schedule.h"
 
 namespace contraflow {
 

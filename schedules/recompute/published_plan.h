@@ -2,7 +2,7 @@
 
 #include "compiler/plan/plan.h"
 #include "compiler/plan/spec.h"
-#include "schedules/registry.h"
+#include "schedules/published/schedule.h"
 
 namespace contraflow {
 

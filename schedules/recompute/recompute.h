@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "compiler/plan/plan.h"
-#include "schedules/registry.h"
+#include "schedules/published/schedule.h"
 #include "schedules/search/work.h"
 
 namespace contraflow {

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "compiler/plan/error.h"
-#include "schedules/local/noise.h"
+#include "schedules/search/noise_draw.h"
 
 namespace contraflow {
 namespace {

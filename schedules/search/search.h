@@ -43,11 +43,6 @@ std::vector<int> ArrangeMicrobatches(const SearchProblem& problem, Time bound, S
 /// Their scale in that order.
 std::vector<double> ScaleInOrder(const CostModel& costs, const std::vector<int>& order);
 
-/// The best of all for one placement: seeds that run and fit, policies, local search. Never longer
-/// than any seed that fits. Nothing if nothing was found that fits.
-std::optional<SearchResult> Search(const SearchProblem& problem, std::span<const Plan> seeds,
-                                   Time bound, const SearchOptions& options, SearchWork* work);
-
 /// True if some full backward takes less than its B and its W, so that it matters which of them an
 /// order has.
 bool JoiningPays(const SearchProblem& problem);

@@ -124,7 +124,8 @@ def dependencies(text):
     """(rank, position, position that it waits for) between the lanes of operations, without those that something else
     orders: the wait for a message, the turn of the memory of a RECV, other dependencies, and the loss, which an exchange
     waits for; and without those of the first layer's backward, which has no input gradient, of a SEND on W, of an R on
-    what its forward does after it, and of attention's B on the R of the layer before, which attention's R reads."""
+    what its forward does after it, and of attention's B or, where attention does not run again, DISPATCH_R on the R of
+    the layer before."""
     found, parts = [], ("ATTN", "DISPATCH", "MLP", "COMBINE")
 
     def note(schedule):
@@ -143,6 +144,7 @@ def dependencies(text):
                         or i.op == "ATTN_B" and i.stage == i.layer == 0
                         or i.op == "SEND_B" and program[other].op == "ATTN_W"
                         or i.op == "ATTN_B" and program[other].op == "COMBINE_R"
+                        or i.op == "DISPATCH_R" and program[other].layer < i.layer
                         or i.op.endswith("_R") and program[other].op.endswith("_F")
                         and (i.layer, parts.index(i.op[:-2])) <= (
                             program[other].layer, parts.index(program[other].op[:-2]))

@@ -13,6 +13,7 @@
 #include "compiler/verify/verify.h"
 #include "schedules/published/placement.h"
 #include "schedules/published/rows.h"
+#include "schedules/recompute/memory_advice.h"
 #include "schedules/registry.h"
 #include "schedules/search/candidates.h"
 #include "tests/support/failure.h"

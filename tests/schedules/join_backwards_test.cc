@@ -4,6 +4,7 @@
 
 #include "compiler/bound/bound.h"
 #include "compiler/verify/verify.h"
+#include "schedules/auto/search.h"
 #include "schedules/published/placement.h"
 #include "schedules/search/search.h"
 #include "tests/support/sanitized.h"

@@ -15,6 +15,7 @@
 #include "compiler/bound/bound.h"
 #include "compiler/simulate/simulate.h"
 #include "compiler/verify/verify.h"
+#include "schedules/auto/search.h"
 #include "schedules/local/order_graph.h"
 #include "schedules/registry.h"
 #include "schedules/search/search.h"

@@ -1,6 +1,6 @@
 // Plans that are made once for all who ask for the same.
 
-#include "schedules/made_plans.h"
+#include "schedules/partition/made_plans.h"
 
 #include <doctest/doctest.h>
 

@@ -13,6 +13,7 @@
 
 #include "compiler/bound/bound.h"
 #include "compiler/simulate/simulate.h"
+#include "schedules/auto/search.h"
 #include "schedules/local/sampled_times.h"
 #include "schedules/published/placement.h"
 #include "schedules/registry.h"

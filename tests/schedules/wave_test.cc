@@ -15,6 +15,7 @@
 #include "compiler/simulate/simulate.h"
 #include "schedules/compile.h"
 #include "schedules/published/placement.h"
+#include "schedules/registry.h"
 #include "schedules/search/candidates.h"
 #include "tests/support/exact_search.h"
 #include "tests/support/failure.h"

@@ -9,6 +9,7 @@
 
 #include "compiler/bound/bound.h"
 #include "compiler/plan/error.h"
+#include "schedules/auto/search.h"
 #include "schedules/search/search.h"
 #include "tools/bench/bench.h"
 

@@ -8,6 +8,7 @@
 #include "compiler/lower/interleave.h"
 #include "compiler/plan/error.h"
 #include "compiler/simulate/simulate.h"
+#include "schedules/auto/search.h"
 #include "schedules/pairs/lowered_search.h"
 #include "schedules/registry.h"
 #include "schedules/search/search.h"

@@ -6,7 +6,7 @@
 // order of the class's published schedule as it is at unit cost. "At most" is the gain of a
 // schedule as long as the bound. A loss is an instance that is longer than either of the two.
 
-#include "schedules/search/search.h"
+#include "schedules/auto/search.h"
 
 #include <algorithm>
 #include <array>
@@ -17,6 +17,7 @@
 #include "schedules/local/order_graph.h"
 #include "schedules/registry.h"
 #include "schedules/search/evaluator.h"
+#include "schedules/search/search.h"
 #include "tools/bench/bench.h"
 
 namespace contraflow {

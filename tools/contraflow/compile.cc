@@ -11,7 +11,7 @@
 #include "compiler/files/plan_io.h"
 #include "compiler/plan/text.h"
 #include "compiler/simulate/simulate.h"
-#include "schedules/made_plans.h"
+#include "schedules/partition/made_plans.h"
 #include "schedules/published/rows.h"
 #include "tools/cli/compile_flags.h"
 #include "tools/cli/exit.h"

@@ -6,6 +6,7 @@
 
 #include "compiler/bound/bound.h"
 #include "compiler/bound/work.h"
+#include "schedules/auto/search.h"
 #include "schedules/published/placement.h"
 #include "schedules/search/search.h"
 #include "tests/support/sanitized.h"

@@ -1,4 +1,4 @@
-#include "schedules/search/search.h"
+#include "schedules/auto/search.h"
 
 #include <algorithm>
 #include <utility>

@@ -1,4 +1,4 @@
-#include "schedules/made_plans.h"
+#include "schedules/partition/made_plans.h"
 
 #include <algorithm>
 #include <condition_variable>

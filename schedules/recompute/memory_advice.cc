@@ -1,3 +1,5 @@
+#include "schedules/recompute/memory_advice.h"
+
 #include <algorithm>
 #include <string>
 #include <vector>
@@ -8,7 +10,6 @@
 #include "schedules/published/placement.h"
 #include "schedules/published/rows.h"
 #include "schedules/recompute/recompute.h"
-#include "schedules/registry.h"
 #include "schedules/search/candidates.h"
 
 namespace contraflow {
@@ -56,15 +57,6 @@ std::optional<int64_t> LeastLimit(const Spec& spec, const Recompute& recompute) 
     least = std::min(least.value_or(limit), limit);
   }
   return least;
-}
-
-bool LeavesRoom(const Spec& spec) {
-  return std::ranges::any_of(CandidatesOf(spec), [&](const Candidate& candidate) {
-    const std::optional<int64_t>& limit = candidate.spec.memory_limit;
-    if (!limit) return true;
-    const std::vector<CellBytes> cells = LeastCells(candidate, spec.recompute, CostStages(spec));
-    return SerialPeak(candidate.frame, cells) <= *limit;
-  });
 }
 
 std::string MemoryAdvice(const Spec& spec) {

@@ -16,7 +16,7 @@ namespace contraflow {
 namespace {
 
 struct CostsInitOptions {
-  std::string config, gpu, out = "-", dtype = "bf16";
+  std::string config, like, gpu, out = "-", dtype = "bf16";
   int tp = 1, ep = 1, etp = 1, seq = 4096, micro_batch = 1;
   std::vector<std::string> efficiencies;
   double wait = CostSetup().wait;
@@ -54,7 +54,8 @@ CostSetup SetupOf(const CostsInitOptions& options) {
 std::string EstimatedCosts(const CostsInitOptions& options) {
   const CostSetup setup = SetupOf(options);
   const std::string place = options.config == "-" ? "standard input" : options.config;
-  const ModelShape model = ReadHfConfig(ReadFile(options.config, kMaxHfConfigBytes), place);
+  const std::string text = ReadFile(options.config, kMaxHfConfigBytes);
+  const ModelShape model = ReadHfConfig(text, place, options.like);
   if (!model.unread.empty()) {
     Say("contraflow: note: " + place + ": not read, and not in these costs: " + model.unread);
   }
@@ -69,6 +70,9 @@ std::function<int()> AddCostsInit(CLI::App* init) {
                                   "config.json of a Hugging Face model; - is standard input\n"
                                   "(default: write a template)");
   const auto of_model = [&](CLI::Option* option) { options->of_model.push_back(option); };
+  of_model(AddText(init, "--like", &options->like, "TYPE",
+                   "read --hf as a model of this \"model_type\", where its\n"
+                   "own is not known"));
   of_model(AddText(init, "--gpu", &options->gpu, "NAME", "a100, b200, h100, h200 or h800"));
   of_model(
       AddInteger(init, "--tp", &options->tp, "N", "GPUs that split each matrix (default: 1)", 1));

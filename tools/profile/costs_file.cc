@@ -60,11 +60,11 @@ std::string Heading(const ModelShape& model, const CostSetup& setup, const Model
     text += ")";
   }
   if (!model.unread.empty()) text += "\n//            (not in these costs: " + model.unread + ")";
-  text += "\n// split      tp " + std::to_string(setup.tensor_parallel) + ", ep " +
-          std::to_string(setup.expert_parallel) + ", etp " + std::to_string(setup.expert_tensor) +
-          ": " + Count(costs.parameters) + " parameters on a device that had all layers" +
-          (model.moe.experts > 0 && setup.expert_tensor == 1 ? "; each expert is on one device\n"
-                                                             : "\n");
+  text +=
+      "\n// split      tp " + std::to_string(setup.tensor_parallel) + ", ep " +
+      std::to_string(setup.expert_parallel) + ", etp " + std::to_string(setup.expert_tensor) +
+      ": " + Count(costs.parameters) + " parameters on a device that had all layers" +
+      (model.has_experts() && setup.expert_tensor == 1 ? "; each expert is on one device\n" : "\n");
   text += "// step       micro-batches of " + std::to_string(setup.micro_batch) + " x " +
           std::to_string(setup.sequence) + " tokens; matmuls in " + (setup.fp8 ? "fp8" : "bf16") +
           "; tokens spread evenly over experts; nothing recomputed\n";

@@ -122,16 +122,37 @@ LayerEstimate CostOf(std::string name, WorkOfLayer work, const CostSetup& setup)
   return cost;
 }
 
-/// "moe, window 4096"
-std::string KindOf(const BlockShape& layer, const ModelShape& model) {
+/// "moe sliding": its MLP, and its mixer where others of the model differ in that.
+std::string KindOf(const LayerShape& layer, const ModelShape& model) {
   const auto differs = [&](auto of) {
     return std::any_of(model.layers.begin(), model.layers.end(),
-                       [&](const BlockShape& other) { return of(other) != of(layer); });
+                       [&](const LayerShape& other) { return of(other) != of(layer); });
   };
-  std::string name = layer.moe ? "moe" : "dense";
-  if (differs([](const BlockShape& other) { return other.window; })) {
-    name += layer.window > 0 ? " sliding" : " full";
+  const AttentionDims& a = layer.attention;
+  std::string name = layer.moe.experts > 0 ? "moe" : layer.dense_width > 0 ? "dense" : "";
+  const auto add = [&](const char* word) { name += (name.empty() ? "" : " ") + std::string(word); };
+  const bool unlike = differs([](const LayerShape& other) { return other.linear.heads > 0; }) ||
+                      differs([](const LayerShape& other) { return other.mixes(); });
+  if (layer.linear.heads > 0 && (unlike || name.empty())) {
+    constexpr const char* kNames[] = {"mamba", "mamba", "linear", "linear", "conv"};
+    add(kNames[static_cast<size_t>(layer.linear.kind)]);
   }
+  if (a.heads == 0) return name;
+  const auto span = [](const LayerShape& other) {
+    return std::pair(other.attention.window, other.attention.chunk);
+  };
+  const bool spans =
+      std::any_of(model.layers.begin(), model.layers.end(), [&](const LayerShape& other) {
+        return other.attention.heads > 0 && span(other) != span(layer);
+      });
+  if (a.out_groups > 0) {
+    add(a.compress == 0 ? "window" : a.indexer.heads > 0 ? "sparse" : "compressed");
+  } else if (spans) {
+    add(a.chunk > 0 ? "chunked" : a.latents() ? "shared" : a.window > 0 ? "sliding" : "full");
+  } else if (unlike || name.empty()) {
+    add("attention");
+  }
+  if (a.borrows) add("borrowed");
   return name;
 }
 
@@ -160,7 +181,7 @@ ModelCosts CostsOf(const ModelShape& model, const CostSetup& setup) {
   layers.push_back(CostOf("embedding", EmbeddingWork(model, setup), setup));
   if (model.tied) layers.back().tied = "head";
   for (size_t i = 0, end = 0; i < model.layers.size(); i = end) {
-    const BlockShape& layer = model.layers[i];
+    const LayerShape& layer = model.layers[i];
     while (end < model.layers.size() && model.layers[end] == layer) ++end;
     std::string name = KindOf(layer, model);
     // A kind that comes again is told apart by the number of its first layer.
@@ -194,7 +215,7 @@ ParameterCount ParametersOf(const ModelShape& model) {
   one.sequence = 1;
   ParameterCount count;
   count.model = EmbeddingWork(model, one).parameters + HeadWork(model, one).parameters;
-  for (const BlockShape& layer : model.layers) {
+  for (const LayerShape& layer : model.layers) {
     count.model += BlockWork(model, one, layer).parameters;
   }
   for (int64_t i = 0; i < model.predictions; ++i) {

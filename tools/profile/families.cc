@@ -1,0 +1,410 @@
+// A row says what no key of a config.json does. Shapes are those of transformers 5 or, for
+// bailing_moe_v2 and kimi_k2, of the code that is published with the model.
+
+#include <algorithm>
+#include <string>
+
+#include "compiler/plan/text.h"
+#include "tools/profile/family.h"
+
+namespace contraflow {
+namespace {
+
+/// All layers, if there is a window.
+bool AllSlide(const ConfigReader& config, int64_t) {
+  return config.Given("sliding_window").has_value();
+}
+
+/// Qwen's: from "max_window_layers" on, if a switch is on.
+bool LateOnesSlide(const ConfigReader& config, int64_t i) {
+  config.Ignore({"sliding_window", "max_window_layers"});
+  return config.FlagOr({"use_sliding_window"}, false) &&
+         i >= config.CountOr({"max_window_layers"}, kMostLayers, 28, 0);
+}
+
+bool AllAreOther(const ConfigReader&, int64_t) { return true; }
+
+/// Jamba's: attention in one layer of each period.
+bool AllButOneOfPeriod(const ConfigReader& config, int64_t i) {
+  const int64_t period = config.CountOr({"attn_layer_period"}, kMostLayers, 8);
+  return i % period != config.CountOr({"attn_layer_offset"}, period - 1, 4 % period, 0);
+}
+
+/// Attention in the layers that a list names.
+bool NotListed(const ConfigReader& config, int64_t i) {
+  for (const char* key : {"attn_layer_indices", "full_attn_idxs"}) {
+    const auto list = config.Given(key);
+    if (!list) continue;
+    return !std::ranges::count(list->Integers("a layer", 0, kMostLayers, kMostLayers), i);
+  }
+  return true;
+}
+
+/// Kimi Linear's published configs count layers from 1.
+bool NotFullOfKimi(const ConfigReader& config, int64_t i) {
+  const auto linear = config.Member("linear_attn_config");
+  if (!linear) return true;
+  linear->Ignore({"kda_layers"});
+  const auto full = linear->Required("full_attn_layers");
+  return !std::ranges::count(full.Integers("a layer", 1, kMostLayers, kMostLayers), i + 1);
+}
+
+void HeadDimIsRequired(const ConfigReader& config, ModelShape*) { config.Required("head_dim"); }
+
+void NormsWithoutWeights(const ConfigReader& config, ModelShape* model) {
+  if (!config.FlagOr({"use_qk_norm"}, true)) return;
+  for (LayerShape& layer : model->layers) layer.attention.head_norms = HeadNorms::kNone;
+}
+
+/// Attention and Mamba side by side in each layer (arXiv 2507.22448, section 2).
+void FalconH1(const ConfigReader& config, ModelShape* model) {
+  LinearDims linear = ReadMamba2(config, *model);
+  linear.norm = config.FlagOr({"mamba_rms_norm"}, false);
+  for (LayerShape& layer : model->layers) layer.linear = linear;
+}
+
+/// A norm of time step, B and C each.
+void Jamba(const ConfigReader&, ModelShape* model) {
+  for (LayerShape& layer : model->layers) {
+    if (layer.linear.heads > 0) layer.scales = layer.linear.rank + 2 * layer.linear.key_dim;
+  }
+}
+
+/// Mixers alone, as wide as "expand" says.
+void NoMlp(const ConfigReader&, ModelShape* model) {
+  for (LayerShape& layer : model->layers) {
+    layer.attention = {};
+    layer.dense_width = 0;
+    layer.norms = 1;
+  }
+}
+
+/// Layers with a window have heads of their own (MiMo).
+void MiMo(const ConfigReader& config, ModelShape* model) {
+  const AttentionDims& full = model->layers.front().attention;
+  const int64_t heads = config.CountOr({"swa_num_attention_heads"}, kMaxHeads, full.heads);
+  const int64_t kv = config.CountOr({"swa_num_key_value_heads"}, kMaxHeads, 2 * full.kv_heads);
+  const int64_t head_dim = config.CountOr({"swa_head_dim"}, kMaxWidth, full.head_dim);
+  const int64_t value_dim = config.CountOr({"swa_v_head_dim"}, kMaxWidth, full.value_dim);
+  config.Ignore({"sliding_window_size", "attention_chunk_size"});
+  for (LayerShape& layer : model->layers) {
+    AttentionDims& a = layer.attention;
+    if (a.window == 0) continue;
+    a.heads = heads;
+    a.kv_heads = kv;
+    a.head_dim = head_dim;
+    a.value_dim = value_dim;
+    a.sinks = true;
+  }
+}
+bool MiMoSlides(const ConfigReader& config, int64_t i) {
+  const auto list = config.Required("hybrid_layer_pattern");
+  if (static_cast<size_t>(i) >= list.Size("a list with 1 for each layer with a window")) {
+    list.Fail("must have \"num_hidden_layers\" entries, has " + std::to_string(list.Size("")));
+  }
+  return list.Item(static_cast<size_t>(i)).Integer("0 or 1", 0, 1) == 1;
+}
+
+/// Each so many layers choose keys, and the others take those of the last that did (GLM-5.2).
+void SharedIndices(const ConfigReader& config, ModelShape* model) {
+  const int64_t step = config.CountOr({"index_topk_freq"}, kMostLayers, 1);
+  const int64_t offset = config.CountOr({"index_skip_topk_offset"}, kMostLayers, 2, 0);
+  const auto types = config.Given("indexer_types");
+  const auto pattern = config.Given("index_topk_pattern");
+  for (size_t i = 0; i < model->layers.size(); ++i) {
+    const auto at = static_cast<int64_t>(i);
+    bool shared = std::max<int64_t>(at - offset + 1, 0) % step != 0;
+    if (pattern) {
+      const std::string& text = pattern->String("a letter for each layer, F or S");
+      shared = i < text.size() && text[i] == 'S';
+    }
+    if (types && i < types->Size("a list with \"full\" or \"shared\" for each layer")) {
+      shared = types->Item(i).String("\"full\" or \"shared\"") == "shared";
+    }
+    if (shared) model->layers[i].attention.indexer.heads = 0;
+    if (shared) model->layers[i].attention.window = model->layers[i].attention.indexer.top_k;
+  }
+}
+
+/// Gemma 3n and 4: a second embedding that each layer reads, layers that take the keys and values
+/// of an earlier one, and wider ones among these.
+void PerLayerInputs(const ConfigReader& config, ModelShape* model) {
+  const auto layers = static_cast<int64_t>(model->layers.size());
+  const int64_t width = config.CountOr({"hidden_size_per_layer_input"}, kMaxWidth, 0, 0);
+  const int64_t sharing = config.CountOr({"num_kv_shared_layers"}, layers, 0, 0);
+  const int64_t vocabulary =
+      config.CountOr({"vocab_size_per_layer_input"}, kMaxVocabulary, model->vocabulary);
+  if (width > 0) {
+    model->side_vocabulary = vocabulary;
+    model->side_width = layers * width;
+    model->scales += width;
+  }
+  for (int64_t i = 0; i < layers; ++i) {
+    LayerShape& layer = model->layers[static_cast<size_t>(i)];
+    layer.attention.borrows = i >= layers - sharing;
+    layer.bottleneck += width;
+    if (width > 0) layer.scales += model->hidden;  // a norm
+  }
+}
+
+/// AltUp's streams and LAuReL (transformers, Gemma3nTextModel).
+void Gemma3n(const ConfigReader& config, ModelShape* model) {
+  PerLayerInputs(config, model);
+  config.Ignore({"altup_active_idx"});
+  const int64_t streams = config.CountOr({"altup_num_inputs"}, 64, 4);
+  const int64_t laurel = config.CountOr({"laurel_rank"}, kMaxWidth, 64);
+  const int64_t hidden = model->hidden;
+  model->streams = streams;
+  model->scales += 2 * (streams - 1) * hidden * hidden;
+  for (LayerShape& layer : model->layers) {
+    layer.bottleneck += laurel;
+    layer.scales += hidden + streams * streams * (1 + streams) + (2 + streams) * hidden;
+  }
+}
+
+/// Full attention has heads of another width, whose keys are values; MLP and experts are side by
+/// side (transformers, Gemma4TextDecoderLayer).
+void Gemma4(const ConfigReader& config, ModelShape* model) {
+  PerLayerInputs(config, model);
+  const AttentionDims& any = model->layers.front().attention;
+  const int64_t head_dim = config.CountOr({"global_head_dim"}, kMaxWidth, 512);
+  const bool same = config.FlagOr({"attention_k_eq_v"}, false);
+  const int64_t global_kv = config.CountOr({"num_global_key_value_heads"}, kMaxHeads, any.kv_heads);
+  const bool wide = config.FlagOr({"use_double_wide_mlp"}, false);
+  const bool experts = config.FlagOr({"enable_moe_block"}, false);
+  MoeDims moe;
+  if (experts) {
+    moe.experts = config.Count({"num_experts"}, kMaxExperts, 2);
+    moe.top_k = config.Count({"top_k_experts"}, moe.experts);
+    moe.width = config.Count({"moe_intermediate_size"}, kMaxWidth);
+  } else {
+    config.Ignore({"num_experts", "top_k_experts", "moe_intermediate_size"});
+  }
+  for (LayerShape& layer : model->layers) {
+    AttentionDims& a = layer.attention;
+    if (a.window == 0) {
+      a.head_dim = a.value_dim = head_dim;
+      a.keys_are_values = same;
+      if (same) a.kv_heads = global_kv;
+    }
+    if (wide && a.borrows) layer.dense_width *= 2;
+    layer.moe = moe;
+    if (experts) layer.norms = 7;
+    if (experts) layer.scales += model->hidden + moe.experts;
+  }
+}
+
+/// Windows beside compressed keys, output by groups, hyper-connections, and layers whose experts
+/// are a table's (DeepSeek-V4 report, sections 2.1 to 2.3; transformers, DeepseekV4Attention).
+void DeepSeekV4(const ConfigReader& config, ModelShape* model) {
+  const auto layers = static_cast<int64_t>(model->layers.size());
+  AttentionDims a = model->layers.front().attention;
+  config.Ignore({"compress_rates", "hc_sinkhorn_iters", "mlp_layer_types", "topk_method"});
+  a.q_latent = config.Count({"q_lora_rank"}, kMaxWidth);
+  a.out_groups = config.Count({"o_groups"}, a.heads);
+  a.out_latent = config.Count({"o_lora_rank"}, kMaxWidth);
+  a.window = config.Count({"sliding_window"}, kMaxWindow);
+  const IndexerDims indexer = {.heads = config.Count({"index_n_heads"}, kMaxHeads),
+                               .head_dim = config.Count({"index_head_dim"}, kMaxWidth),
+                               .top_k = config.Count({"index_topk"}, kMaxWindow)};
+  const int64_t tables =
+      config.CountOr({"num_hash_layers"}, layers, std::min<int64_t>(3, layers), 0);
+  const auto ratios = config.Given("compress_ratios");
+  const auto types = config.Given("layer_types");
+  for (int64_t i = 0; i < layers; ++i) {
+    LayerShape& layer = model->layers[static_cast<size_t>(i)];
+    a.compress = i < 2 || i % 2 == 1 ? 128 : 4;
+    const auto at = static_cast<size_t>(i);
+    if (ratios && at < ratios->Size("a list with the tokens of a key, for each layer")) {
+      a.compress = ratios->Item(at).Integer("tokens of a key", 0, kMaxWindow);
+    } else if (types && at < types->Size("a list with the kind of each layer")) {
+      const std::string& type = types->Item(at).String("the kind of a layer");
+      a.compress = type == "sliding_attention"             ? 0
+                   : type == "compressed_sparse_attention" ? 4
+                                                           : 128;
+    }
+    a.indexer = a.compress == 4 ? indexer : IndexerDims{};
+    layer.attention = a;
+    layer.moe.router_bias = i >= tables;
+  }
+  a.compress = 0;
+  a.indexer = {};
+  model->prediction = model->layers.back();
+  model->prediction.attention = a;
+  model->streams = config.CountOr({"hc_mult"}, 64, 4);
+  model->hyper_connections = model->streams > 1;
+}
+
+/// Defaults of Gemma3TextConfig; published configs leave out what is as here.
+constexpr ConfigDefault kGemma3[] = {
+    {"vocab_size", 262'208},   {"hidden_size", 2304},      {"intermediate_size", 9216},
+    {"num_hidden_layers", 26}, {"num_attention_heads", 8}, {"num_key_value_heads", 4},
+    {"head_dim", 256},         {"sliding_window", 4096},
+};
+
+using enum HeadNorms;
+constexpr Family kFamilies[] = {
+    {.types = "llama internlm3 helium granite"},
+    {.types = "arcee nemotron", .plain_mlp = true},
+    {.types = "seed_oss", .bias = true, .out_bias = false},
+    {.types = "mistral ministral3 phi3", .is_other = AllSlide},
+    {.types = "mixtral", .is_other = AllSlide, .experts = true},
+    {.types = "phimoe", .is_other = AllSlide, .norm_bias = true, .experts = true},
+    {.types = "olmo2", .head_norms = kWide},
+    {.types = "olmo3", .head_norms = kWide, .period = 4},
+    {.types = "olmoe flex_olmo", .head_norms = kWide, .experts = true},
+    {.types = "smollm3", .tied = true, .is_other = LateOnesSlide},
+    {.types = "qwen2 qwen2_vl qwen2_vl_text qwen2_5_vl qwen2_5_vl_text",
+     .bias = true,
+     .out_bias = false,
+     .is_other = LateOnesSlide},
+    {.types = "qwen2_moe",
+     .bias = true,
+     .out_bias = false,
+     .is_other = LateOnesSlide,
+     .experts = true,
+     .shared_gate = true},
+    {.types = "qwen3 qwen3_vl_text", .head_norms = kEach, .is_other = LateOnesSlide},
+    {.types = "qwen3_moe qwen3_vl_moe_text",
+     .head_norms = kEach,
+     .is_other = LateOnesSlide,
+     .experts = true},
+    {.types = "qwen3_5 qwen3_5_text",
+     .head_norms = kEach,
+     .gated = true,
+     .other = Mixer::kLinear,
+     .period_key = "full_attention_interval",
+     .period = 4,
+     .linear = ReadDeltaNet},
+    {.types = "qwen3_next qwen3_5_moe qwen3_5_moe_text",
+     .head_norms = kEach,
+     .gated = true,
+     .other = Mixer::kLinear,
+     .period_key = "full_attention_interval",
+     .period = 4,
+     .linear = ReadDeltaNet,
+     .experts = true,
+     .shared_gate = true},
+    {.types = "deepseek_v3 kimi_k2 mistral4 sarvam_mla glm4_moe_lite",
+     .latents = true,
+     .experts = true,
+     .router_bias = true},
+    {.types = "deepseek_v2 youtu", .latents = true, .experts = true},
+    {.types = "deepseek_v32 glm_moe_dsa",
+     .latents = true,
+     .experts = true,
+     .router_bias = true,
+     .finish = SharedIndices},
+    {.types = "deepseek_v4", .sinks = true, .experts = true, .finish = DeepSeekV4},
+    {.types = "kimi_linear",
+     .latents = true,
+     .other = Mixer::kLinear,
+     .is_other = NotFullOfKimi,
+     .linear = ReadKda,
+     .experts = true,
+     .router_bias = true},
+    {.types = "glm4", .bias = true, .out_bias = false, .norms = 4},
+    {.types = "glm4_moe glm4v_moe_text dots1 solar_open sarvam_moe bailing_moe_v2 bailing_moe",
+     .out_bias = false,
+     .head_norms_key = "use_qk_norm",
+     .experts = true,
+     .router_bias = true},
+    {.types = "hy_v3", .head_norms = kEach, .experts = true, .router_bias = true},
+    {.types = "minimax_m2",
+     .head_norms = kWide,
+     .head_norms_key = "use_qk_norm",
+     .experts = true,
+     .router_bias = true},
+    {.types = "mimo_v2_flash",
+     .out_bias = false,
+     .is_other = MiMoSlides,
+     .experts = true,
+     .router_bias = true,
+     .finish = MiMo},
+    {.types = "ernie4_5", .tied = true},
+    {.types = "ernie4_5_moe", .tied = true, .experts = true, .router_bias = true},
+    {.types = "hunyuan_v1_dense", .head_norms = kEach, .head_norms_key = "use_qk_norm"},
+    {.types = "hunyuan_v1_moe",
+     .head_norms = kEach,
+     .head_norms_key = "use_qk_norm",
+     .experts = true},
+    {.types = "exaone4", .head_norms = kEach, .period_key = "sliding_window_pattern", .period = 4},
+    {.types = "cohere", .tied = true, .head_norms_key = "use_qk_norm", .norms = 1},
+    {.types = "cohere2",
+     .tied = true,
+     .period_key = "sliding_window_pattern",
+     .period = 4,
+     .norms = 1},
+    {.types = "gpt_oss",
+     .bias = true,
+     .sinks = true,
+     .period = 2,
+     .experts = true,
+     .router_bias = true,
+     .expert_bias = true,
+     .finish = HeadDimIsRequired},
+    {.types = "gemma", .tied = true, .finish = HeadDimIsRequired},
+    {.types = "gemma2", .tied = true, .period = 2, .norms = 4, .finish = HeadDimIsRequired},
+    {.types = "gemma3_text",
+     .tied = true,
+     .head_norms = kEach,
+     .period_key = "sliding_window_pattern",
+     .period = 6,
+     .norms = 4,
+     .defaults = kGemma3},
+    {.types = "gemma3n_text",
+     .tied = true,
+     .head_norms = kEach,
+     .period = 5,
+     .norms = 4,
+     .finish = Gemma3n},
+    {.types = "gemma4_text",
+     .tied = true,
+     .head_norms = kEach,
+     .period = 6,
+     .norms = 4,
+     .finish = Gemma4},
+    {.types = "llama4_text",
+     .other = Mixer::kChunked,
+     .period = 4,
+     .experts = true,
+     .finish = NormsWithoutWeights},
+    {.types = "nemotron_h", .plain_mlp = true, .router_bias = true, .finish = ReadPattern},
+    {.types = "falcon_h1", .finish = FalconH1},
+    {.types = "jamba",
+     .other = Mixer::kLinear,
+     .is_other = AllButOneOfPeriod,
+     .linear = ReadMamba,
+     .experts = true,
+     .finish = Jamba},
+    {.types = "bamba", .other = Mixer::kLinear, .is_other = NotListed, .linear = ReadMamba2},
+    {.types = "granitemoehybrid",
+     .other = Mixer::kLinear,
+     .is_other = NotListed,
+     .linear = ReadMamba2,
+     .experts = true},
+    {.types = "granitemoe granitemoeshared", .experts = true},
+    {.types = "lfm2",
+     .tied = true,
+     .head_norms = kEach,
+     .other = Mixer::kLinear,
+     .is_other = NotListed,
+     .linear = ReadShortConv},
+    {.types = "mamba2",
+     .other = Mixer::kLinear,
+     .is_other = AllAreOther,
+     .linear = ReadMamba2,
+     .finish = NoMlp},
+    {.types = "mamba falcon_mamba",
+     .tied = true,
+     .other = Mixer::kLinear,
+     .is_other = AllAreOther,
+     .linear = ReadMamba,
+     .finish = NoMlp},
+};
+
+}  // namespace
+
+std::span<const Family> Families() { return kFamilies; }
+
+}  // namespace contraflow

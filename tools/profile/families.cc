@@ -51,9 +51,24 @@ bool NotFullOfKimi(const ConfigReader& config, int64_t i) {
 
 void HeadDimIsRequired(const ConfigReader& config, ModelShape*) { config.Required("head_dim"); }
 
-void NormsWithoutWeights(const ConfigReader& config, ModelShape* model) {
-  if (!config.FlagOr({"use_qk_norm"}, true)) return;
-  for (LayerShape& layer : model->layers) layer.attention.head_norms = HeadNorms::kNone;
+/// A shared expert beside one of many (transformers, Llama4TextMoe).
+void Llama4(const ConfigReader&, ModelShape* model) {
+  for (LayerShape& layer : model->layers) layer.moe.shared_width = layer.moe.width;
+}
+
+/// Two learned figures of its activation.
+void Apertus(const ConfigReader&, ModelShape* model) {
+  for (LayerShape& layer : model->layers) layer.scales = 2;
+}
+
+/// Its MLPs are two thirds as wide as the key says, in whole blocks (transformers, Lfm2MLP).
+void Lfm2(const ConfigReader& config, ModelShape* model) {
+  config.Ignore({"conv_L_cache", "full_attn_idxs", "block_dim", "num_heads"});
+  if (!config.FlagOr({"block_auto_adjust_ff_dim"}, true)) return;
+  const int64_t block = config.CountOr({"block_multiple_of"}, kMaxWidth, 256);
+  for (LayerShape& layer : model->layers) {
+    layer.dense_width = (2 * layer.dense_width / 3 + block - 1) / block * block;
+  }
 }
 
 /// Attention and Mamba side by side in each layer (arXiv 2507.22448, section 2).
@@ -67,15 +82,6 @@ void FalconH1(const ConfigReader& config, ModelShape* model) {
 void Jamba(const ConfigReader&, ModelShape* model) {
   for (LayerShape& layer : model->layers) {
     if (layer.linear.heads > 0) layer.scales = layer.linear.rank + 2 * layer.linear.key_dim;
-  }
-}
-
-/// Mixers alone, as wide as "expand" says.
-void NoMlp(const ConfigReader&, ModelShape* model) {
-  for (LayerShape& layer : model->layers) {
-    layer.attention = {};
-    layer.dense_width = 0;
-    layer.norms = 1;
   }
 }
 
@@ -245,7 +251,17 @@ constexpr ConfigDefault kGemma3[] = {
 using enum HeadNorms;
 constexpr Family kFamilies[] = {
     {.types = "llama internlm3 helium granite"},
-    {.types = "arcee nemotron", .plain_mlp = true},
+    {.types = "arcee", .plain_mlp = true},
+    {.types = "nemotron", .norm_bias = true, .plain_mlp = true},
+    {.types = "apertus", .head_norms = kEach, .plain_mlp = true, .finish = Apertus},
+    {.types = "starcoder2",
+     .tied = true,
+     .bias = true,
+     .is_other = AllSlide,
+     .norm_bias = true,
+     .plain_mlp = true,
+     .mlp_bias = true},
+    {.types = "stablelm", .out_bias = false, .norm_bias = true},
     {.types = "seed_oss", .bias = true, .out_bias = false},
     {.types = "mistral ministral3 phi3", .is_other = AllSlide},
     {.types = "mixtral", .is_other = AllSlide, .experts = true},
@@ -285,17 +301,22 @@ constexpr Family kFamilies[] = {
      .linear = ReadDeltaNet,
      .experts = true,
      .shared_gate = true},
-    {.types = "deepseek_v3 kimi_k2 mistral4 sarvam_mla glm4_moe_lite",
+    {.types = "deepseek_v3 kimi_k2 sarvam_mla glm4_moe_lite",
      .latents = true,
      .experts = true,
      .router_bias = true},
-    {.types = "deepseek_v2 youtu", .latents = true, .experts = true},
+    {.types = "deepseek_v2 mistral4", .latents = true, .experts = true},
+    {.types = "youtu", .tied = true, .latents = true},
     {.types = "deepseek_v32 glm_moe_dsa",
      .latents = true,
      .experts = true,
      .router_bias = true,
      .finish = SharedIndices},
-    {.types = "deepseek_v4", .sinks = true, .experts = true, .finish = DeepSeekV4},
+    {.types = "deepseek_v4",
+     .sinks = true,
+     .own_layers = true,
+     .experts = true,
+     .finish = DeepSeekV4},
     {.types = "kimi_linear",
      .latents = true,
      .other = Mixer::kLinear,
@@ -304,12 +325,12 @@ constexpr Family kFamilies[] = {
      .experts = true,
      .router_bias = true},
     {.types = "glm4", .bias = true, .out_bias = false, .norms = 4},
-    {.types = "glm4_moe glm4v_moe_text dots1 solar_open sarvam_moe bailing_moe_v2 bailing_moe",
+    {.types = "glm4_moe glm4v_moe_text solar_open sarvam_moe bailing_moe_v2 bailing_moe",
      .out_bias = false,
      .head_norms_key = "use_qk_norm",
      .experts = true,
      .router_bias = true},
-    {.types = "hy_v3", .head_norms = kEach, .experts = true, .router_bias = true},
+    {.types = "hy_v3 dots1", .head_norms = kEach, .experts = true, .router_bias = true},
     {.types = "minimax_m2",
      .head_norms = kWide,
      .head_norms_key = "use_qk_norm",
@@ -329,6 +350,12 @@ constexpr Family kFamilies[] = {
      .head_norms_key = "use_qk_norm",
      .experts = true},
     {.types = "exaone4", .head_norms = kEach, .period_key = "sliding_window_pattern", .period = 4},
+    {.types = "exaone_moe",
+     .head_norms = kEach,
+     .period_key = "sliding_window_pattern",
+     .period = 4,
+     .experts = true,
+     .router_bias = true},
     {.types = "cohere", .tied = true, .head_norms_key = "use_qk_norm", .norms = 1},
     {.types = "cohere2",
      .tied = true,
@@ -368,8 +395,12 @@ constexpr Family kFamilies[] = {
      .other = Mixer::kChunked,
      .period = 4,
      .experts = true,
-     .finish = NormsWithoutWeights},
-    {.types = "nemotron_h", .plain_mlp = true, .router_bias = true, .finish = ReadPattern},
+     .finish = Llama4},
+    {.types = "nemotron_h",
+     .own_layers = true,
+     .plain_mlp = true,
+     .router_bias = true,
+     .finish = ReadPattern},
     {.types = "falcon_h1", .finish = FalconH1},
     {.types = "jamba",
      .other = Mixer::kLinear,
@@ -389,18 +420,29 @@ constexpr Family kFamilies[] = {
      .head_norms = kEach,
      .other = Mixer::kLinear,
      .is_other = NotListed,
-     .linear = ReadShortConv},
+     .linear = ReadShortConv,
+     .finish = Lfm2},
+    {.types = "lfm2_moe",
+     .tied = true,
+     .head_norms = kEach,
+     .other = Mixer::kLinear,
+     .is_other = NotListed,
+     .linear = ReadShortConv,
+     .experts = true,
+     .router_bias = true},
     {.types = "mamba2",
      .other = Mixer::kLinear,
      .is_other = AllAreOther,
-     .linear = ReadMamba2,
-     .finish = NoMlp},
+     .norms = 1,
+     .mlp = false,
+     .linear = ReadMamba2},
     {.types = "mamba falcon_mamba",
      .tied = true,
      .other = Mixer::kLinear,
      .is_other = AllAreOther,
-     .linear = ReadMamba,
-     .finish = NoMlp},
+     .norms = 1,
+     .mlp = false,
+     .linear = ReadMamba},
 };
 
 }  // namespace

@@ -27,6 +27,7 @@ struct Family {
   bool sinks = false, gated = false;
 
   // Layers.
+  bool own_layers = false;        ///< `finish` says which layer is of what kind
   Mixer other = Mixer::kSliding;  ///< of the layers that do not have full attention
   const char* period_key = nullptr;
   int64_t period = 0;  ///< without that key: each so many-th layer is full; 0: all are
@@ -34,6 +35,7 @@ struct Family {
   bool (*is_other)(const ConfigReader& config, int64_t i) = nullptr;
   int64_t norms = 2;  ///< as LayerShape
   bool norm_bias = false, plain_mlp = false, mlp_bias = false;
+  bool mlp = true;  ///< else mixers alone
   LinearDims (*linear)(const ConfigReader& config, const ModelShape& model) = nullptr;
 
   // Experts.

@@ -84,7 +84,12 @@ void ListUnread(const Json& config, const std::set<std::string_view>& read, std:
                                         "quantization",
                                         "model_max_length",
                                         "block_multiple_of",
-                                        "num_labels"};
+                                        "num_labels",
+                                        "merge_size",
+                                        "projection_hidden_size",
+                                        "floor_scale",
+                                        "_sliding_window_pattern",
+                                        "capacity"};
   for (const auto& [key, value] : config.items()) {
     const bool size = value.is_number_integer() && value > 1;
     const bool list = value.is_array() && !value.empty() && value[0].is_number_integer();
@@ -120,9 +125,8 @@ ModelShape ReadAs(const Family& family, const Source& source) {
   std::set<std::string_view> read = {"text_config", "llm_config", "language_config"};
   ModelShape model = ReadModel({source.cursor, &read, &taken, family.defaults}, family);
   model.defaults = std::move(taken);
-  // Beside an encoder, it may stand one level up.
-  if (const auto tied = source.root.Optional("tie_word_embeddings");
-      tied && !source.cursor.Optional("tie_word_embeddings")) {
+  // Beside an encoder, what stands one level up counts.
+  if (const auto tied = source.root.Optional("tie_word_embeddings"); tied && !tied->IsNull()) {
     model.tied = tied->Boolean("a flag");
   }
   ListUnread(*source.whole, read, &model.unread);
@@ -130,22 +134,26 @@ ModelShape ReadAs(const Family& family, const Source& source) {
   return model;
 }
 
-/// " (did you mean ..?)", or the family that reads most of what this config says.
+/// " (did you mean ..?)", or the family that reads most of what this config says; of several the
+/// one whose name begins most alike.
 std::string Advice(const std::string& name, const Source& source) {
   std::string best, unread;
-  size_t fewest = 0;
+  std::pair<ptrdiff_t, ptrdiff_t> least;
   for (const Family& family : Families()) {
     for (const std::string& known : TypesOf(family)) {
       if (IsSlip(Plain(name), Plain(known))) return " (did you mean \"" + known + "\"?)";
     }
+    if (!family.defaults.empty()) continue;  // it reads everything
     try {
       const ModelShape model = ReadAs(family, source);
-      const auto keys = static_cast<size_t>(std::ranges::count(model.unread, ','));
-      const size_t cost = model.unread.empty() ? 0 : keys + 1;
-      if (!best.empty() && cost >= fewest) continue;
-      fewest = cost;
-      best = TypesOf(family).front();
-      unread = model.unread;
+      const ptrdiff_t keys = std::ranges::count(model.unread, '"');
+      for (const std::string& known : TypesOf(family)) {
+        const ptrdiff_t alike = std::ranges::mismatch(name, known).in1 - name.begin();
+        if (!best.empty() && std::pair(keys, -alike) >= least) continue;
+        least = {keys, -alike};
+        best = known;
+        unread = model.unread;
+      }
     } catch (const Error&) {  // NOLINT(bugprone-empty-catch): this family is not the one
     }
   }

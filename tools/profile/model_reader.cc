@@ -19,7 +19,7 @@ constexpr Keys kSharedWidth = {"shared_expert_intermediate_size",
                                "moe_shared_expert_intermediate_size", "shared_intermediate_size"};
 constexpr Keys kPredictions = {"num_nextn_predict_layers", "mtp_num_hidden_layers",
                                "num_mtp_modules"};
-constexpr Keys kDense = {"intermediate_size_mlp", "intermediate_size", "ffn_hidden_size"};
+constexpr Keys kDense = {"intermediate_size", "block_ff_dim"};
 
 /// DeepSeek's latents (arXiv 2405.04434, section 2.1).
 AttentionDims LatentAttention(const ConfigReader& config) {
@@ -81,6 +81,7 @@ Mixer TypedMixer(const JsonCursor& item, Mixer other) {
 
 std::vector<Mixer> MixersOf(const ConfigReader& config, const Family& family, size_t layers) {
   std::vector<Mixer> mixers(layers, Mixer::kFull);
+  if (family.own_layers) return mixers;
   auto types = config.Given("layer_types");
   if (!types) types = config.Given("layers_block_type");
   if (types && types->Size("a list with the kind of each layer") != layers) {
@@ -92,11 +93,13 @@ std::vector<Mixer> MixersOf(const ConfigReader& config, const Family& family, si
                              : family.period;
   for (size_t i = 0; i < layers; ++i) {
     const auto at = static_cast<int64_t>(i);
+    if (types) {
+      mixers[i] = TypedMixer(types->Item(i), family.other);
+      continue;
+    }
     const bool is_other = family.is_other != nullptr ? family.is_other(config, at)
                                                      : period > 0 && (at + 1) % period != 0;
-    mixers[i] = types      ? TypedMixer(types->Item(i), family.other)
-                : is_other ? family.other
-                           : Mixer::kFull;
+    if (is_other) mixers[i] = family.other;
   }
   return mixers;
 }
@@ -129,6 +132,12 @@ std::vector<bool> SparseLayers(const ConfigReader& config, size_t layers) {
     if (is_list && i < list->Size("")) sparse[i] = list->Item(i).Integer("0 or 1", 0, 1) == 1;
     if (types && i < types->Size("a list with \"dense\" or \"sparse\" for each layer")) {
       sparse[i] = types->Item(i).String("\"dense\" or \"sparse\"") != "dense";
+    }
+  }
+  if (const auto moe = config.Given("moe_layers")) {
+    sparse.assign(layers, false);
+    for (const int i : moe->Integers("a layer", 0, static_cast<int>(count) - 1, layers)) {
+      sparse[static_cast<size_t>(i)] = true;
     }
   }
   if (const auto only = config.Given("mlp_only_layers")) {
@@ -201,20 +210,23 @@ ModelShape ReadModel(const ConfigReader& config, const Family& family) {
   AttentionDims attention;
   if (attends) attention = ReadAttention(config, family, model.hidden);
   const std::vector<Mixer> mixers = MixersOf(config, family, layers);
+  // A hybrid family may have members without experts.
+  const bool experts = family.experts && config.CountOr(kExperts, kMaxExperts, 1, 0) > 0;
   const std::vector<bool> sparse =
-      family.experts ? SparseLayers(config, layers) : std::vector<bool>(layers, false);
+      experts ? SparseLayers(config, layers) : std::vector<bool>(layers, false);
   LayerShape any;
   any.norms = family.norms;
   any.gated_mlp = !family.plain_mlp;
   any.mlp_bias = config.FlagOr({"mlp_bias", "use_bias"}, family.mlp_bias);
-  const bool some_dense = !std::ranges::all_of(sparse, [](bool each) { return each; });
-  if (some_dense) {
-    any.dense_width = config.Count(kDense, kMaxWidth);
-  } else {
-    config.Ignore(kDense);
+  const int64_t own = config.CountOr({"intermediate_size_mlp"}, kMaxWidth, 0);
+  const int64_t shared =
+      family.experts && !experts ? config.CountOr(kSharedWidth, kMaxWidth, 0) : 0;
+  config.Ignore(kDense);
+  if (family.mlp && !std::ranges::all_of(sparse, [](bool each) { return each; })) {
+    any.dense_width = own > 0 ? own : shared > 0 ? shared : config.Count(kDense, kMaxWidth);
   }
   MoeDims moe;
-  if (family.experts) moe = ReadExperts(config, family);
+  if (experts) moe = ReadExperts(config, family);
   for (size_t i = 0; i < layers; ++i) {
     LayerShape& layer = model.layers[i];
     layer = any;
@@ -233,7 +245,7 @@ ModelShape ReadModel(const ConfigReader& config, const Family& family) {
     layer.dense_width = 0;
     layer.moe = moe;
   }
-  model.predictions = config.CountOr(kPredictions, 16, 0, 0);
+  if (config.FlagOr({"use_mtp"}, true)) model.predictions = config.CountOr(kPredictions, 16, 0, 0);
   model.prediction = model.layers.back();
   if (family.finish != nullptr) family.finish(config, &model);
   return model;

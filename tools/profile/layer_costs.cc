@@ -180,17 +180,16 @@ ModelCosts CostsOf(const ModelShape& model, const CostSetup& setup) {
   std::vector<LayerEstimate>& layers = costs.layers;
   layers.push_back(CostOf("embedding", EmbeddingWork(model, setup), setup));
   if (model.tied) layers.back().tied = "head";
+  std::vector<std::string> kinds;
+  for (const LayerShape& layer : model.layers) kinds.push_back(KindOf(layer, model));
   for (size_t i = 0, end = 0; i < model.layers.size(); i = end) {
     const LayerShape& layer = model.layers[i];
     while (end < model.layers.size() && model.layers[end] == layer) ++end;
-    std::string name = KindOf(layer, model);
+    std::string name = kinds[i];
     // A kind that comes again is told apart by the number of its first layer.
-    const auto others = [&](size_t from, size_t to) {
-      return std::find(model.layers.begin() + static_cast<ptrdiff_t>(from),
-                       model.layers.begin() + static_cast<ptrdiff_t>(to),
-                       layer) != model.layers.begin() + static_cast<ptrdiff_t>(to);
-    };
-    if (others(0, i) || others(end, model.layers.size())) name += " " + std::to_string(i);
+    if (std::ranges::count(kinds, name) > static_cast<ptrdiff_t>(end - i)) {
+      name += " " + std::to_string(i);
+    }
     layers.push_back(CostOf(std::move(name), BlockWork(model, setup, layer), setup));
     layers.back().repeat = static_cast<int64_t>(end - i);
   }

@@ -176,13 +176,21 @@ void AddIndexer(WorkBuilder* builder) {
 }
 
 /// Flash attention: scores are never stored, and made again by the backward. Keys that are chosen
-/// for each query are latents, which all heads share (arXiv 2512.02556, section 2.1).
+/// for each query are latents, which all heads share (arXiv 2512.02556, section 2.1); in short
+/// sequences a mask over all keys, as in plain attention, is less.
 void AddCore(const Heads& heads, WorkBuilder* builder) {
   const AttentionDims& a = builder->layer.attention;
   WorkBuilder& work = *builder;
-  const double keys = KeysOf(a, work.setup.sequence);
-  const bool chosen = a.latents() && (a.indexer.heads > 0 || a.window > 0);
-  const int64_t dims = chosen ? 2 * a.kv_latent + a.rope_dim : a.head_dim + a.value_dim;
+  double keys = KeysOf(a, work.setup.sequence);
+  int64_t dims = a.head_dim + a.value_dim;
+  const double all = MeanKeys(work.setup.sequence, 0);
+  if (const int64_t wide = 2 * a.kv_latent + a.rope_dim; a.latents() && keys < all) {
+    if (static_cast<double>(wide) * keys < static_cast<double>(dims) * all) {
+      dims = wide;
+    } else {
+      keys = all;
+    }
+  }
   const auto products =
       static_cast<double>(2 * work.tokens * heads.heads) * static_cast<double>(dims);
   const double flops = products * keys;

@@ -34,7 +34,7 @@ PartTime TimeOf(const LayerPart& part, const CostSetup& setup) {
   PartTime time;
   const auto pass = [&](const PassWork& work) {
     if (part.kind == WorkKind::kTensorParallel) {
-      const bool node = setup.tensor_parallel <= kGpusOfNode;
+      const bool node = setup.tensor_parallel <= setup.gpu->node;
       const double link = node ? setup.gpu->nvlink : setup.gpu->network;
       const Time latency = node ? kNodeLatency : kNetworkLatency;
       return work.bytes == 0 ? 0 : latency + TicksOf(work.bytes / (link * setup.of(part.kind)));

@@ -13,7 +13,8 @@ constexpr const char* kBothInputs = "both inputs";
 AllToAll Exchange(const WorkBuilder& work, int64_t bytes) {
   const MoeDims& moe = work.layer.moe;
   const int64_t devices = work.setup.expert_parallel * work.setup.expert_tensor;
-  const int64_t nodes = std::max<int64_t>(1, (devices + kGpusOfNode - 1) / kGpusOfNode);
+  const int64_t node = work.setup.gpu->node;
+  const int64_t nodes = std::max<int64_t>(1, (devices + node - 1) / node);
   // A token that is kept to some groups goes once to each node of theirs, and from there to its
   // experts; else there is a copy for each expert.
   int64_t copies = moe.top_k;
@@ -28,7 +29,7 @@ AllToAll Exchange(const WorkBuilder& work, int64_t bytes) {
                        std::to_string(places - 1) + "/" + std::to_string(places) + " bytes";
     return token * static_cast<double>(each * (places - 1)) / static_cast<double>(places);
   };
-  const int64_t near = std::min(devices, kGpusOfNode);
+  const int64_t near = std::min(devices, node);
   exchange.nvlink_bytes = sent(moe.top_k, near);
   if (nodes > 1) exchange.network_bytes = sent(copies, nodes);
   return exchange;

@@ -113,7 +113,7 @@ void ParseEfficiencies(std::string_view text, Efficiencies* efficiencies) {
 
 void CheckSetup(const CostSetup& setup, const ModelShape& model) {
   if (setup.fp8 && setup.gpu->fp8 == 0) {
-    throw Error("`dtype`: the " + std::string(setup.gpu->name) + " has no fp8; use bf16");
+    throw Error("`dtype`: the " + setup.gpu->name + " has no fp8; use bf16");
   }
   if (setup.sequence > kMaxTokens || setup.micro_batch > kMaxTokens ||
       setup.tokens() > kMaxTokens) {

@@ -43,7 +43,8 @@ std::optional<int64_t> ConfigReader::CountIfGiven(Keys keys, int64_t high, int64
   for (const char* key : keys) {
     const auto found = std::ranges::find(defaults_, key, &ConfigDefault::key);
     if (found == defaults_.end()) continue;
-    taken_->push_back(std::string(key) + " " + std::to_string(found->value));
+    const std::string text = std::string(key) + " " + std::to_string(found->value);
+    if (!std::ranges::count(*taken_, text)) taken_->push_back(text);
     return found->value;
   }
   return std::nullopt;

@@ -134,8 +134,14 @@ ModelShape ReadAs(const Family& family, const Source& source) {
   return model;
 }
 
+/// Letters that two names begin and end with in common.
+ptrdiff_t Alike(const std::string& a, const std::string& b) {
+  return (std::ranges::mismatch(a, b).in1 - a.begin()) +
+         (std::mismatch(a.rbegin(), a.rend(), b.rbegin(), b.rend()).first - a.rbegin());
+}
+
 /// " (did you mean ..?)", or the family that reads most of what this config says; of several the
-/// one whose name begins most alike.
+/// one whose name is most alike.
 std::string Advice(const std::string& name, const Source& source) {
   std::string best, unread;
   std::pair<ptrdiff_t, ptrdiff_t> least;
@@ -148,8 +154,8 @@ std::string Advice(const std::string& name, const Source& source) {
       const ModelShape model = ReadAs(family, source);
       const ptrdiff_t keys = std::ranges::count(model.unread, '"');
       for (const std::string& known : TypesOf(family)) {
-        const ptrdiff_t alike = std::ranges::mismatch(name, known).in1 - name.begin();
-        if (!best.empty() && std::pair(keys, -alike) >= least) continue;
+        const ptrdiff_t alike = Alike(name, known);
+        if (!best.empty() && std::pair(keys, -alike) > least) continue;
         least = {keys, -alike};
         best = known;
         unread = model.unread;
@@ -167,7 +173,8 @@ std::string Advice(const std::string& name, const Source& source) {
 
 ModelShape ReadHfConfig(std::string_view text, const std::string& place, std::string_view like) {
   const JsonDocument document = ParseJson(QuoteNonFinite(text), place, kLimits);
-  const JsonCursor type = document.Root().Required("model_type");
+  const JsonCursor root = document.Root();
+  const JsonCursor type = root.Required("model_type");
   const std::string& name = type.String("the kind of the model");
   const Source source = TextOf(document);
   const Family* family = nullptr;
@@ -177,9 +184,12 @@ ModelShape ReadHfConfig(std::string_view text, const std::string& place, std::st
   } else {
     const auto inner = source.cursor.Optional("model_type");
     const std::string own = inner && inner->IsString() ? inner->String("") : name;
-    for (const std::string& known : {own, own + "_text", name + "_text", name}) {
+    std::vector<std::string> names = {own};
+    if (source.text != source.whole) names.insert(names.end(), {name + "_text", name});
+    for (const std::string& known : names) {
       if (family == nullptr) family = FindFamily(known);
     }
+    if (family == nullptr && FindFamily(name + "_text") != nullptr) root.Required("text_config");
   }
   if (family == nullptr) {
     std::vector<std::string> all;

@@ -197,7 +197,7 @@ ModelCosts CostsOf(const ModelShape& model, const CostSetup& setup) {
     std::string name = "mtp";
     if (model.predictions > 1) name += " " + std::to_string(i);
     layers.push_back(CostOf(std::move(name), PredictionWork(model, setup, i), setup));
-    layers.back().tied = "embedding";
+    layers.back().tied = model.tied ? "head" : "embedding";
   }
   layers.push_back(CostOf("head", HeadWork(model, setup), setup));
   for (const LayerEstimate& layer : layers) {

@@ -154,9 +154,16 @@ ModelShape Trunk(const ConfigReader& config, const Family& family) {
   model.hidden = config.Count({"hidden_size"}, kMaxWidth);
   model.vocabulary = config.Count({"vocab_size"}, kMaxVocabulary);
   const auto list = config.Given("layers_block_type");
-  const int64_t layers = list && !config.Given("num_hidden_layers")
-                             ? static_cast<int64_t>(list->Size("a list with the kinds of layers"))
-                             : config.Count({"num_hidden_layers"}, kMostLayers);
+  int64_t layers = 0;
+  if (list && !config.Given("num_hidden_layers")) {
+    layers = static_cast<int64_t>(list->Size("a list with the kind of each layer"));
+    if (layers < 1 || layers > kMostLayers) {
+      list->Fail("must have 1.." + std::to_string(kMostLayers) + " entries, has " +
+                 std::to_string(layers));
+    }
+  } else {
+    layers = config.Count({"num_hidden_layers"}, kMostLayers);
+  }
   model.layers.resize(static_cast<size_t>(layers));
   model.tied = config.FlagOr({"tie_word_embeddings"}, family.tied);
   model.norm_bias = family.norm_bias;

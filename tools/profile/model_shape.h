@@ -40,7 +40,7 @@ struct AttentionDims {
   bool gated = false;            ///< its output has a gate as wide, made as the queries are
   bool keys_are_values = false;  ///< one matrix makes both
   bool borrows = false;          ///< keys and values are those of an earlier layer
-  IndexerDims indexer;
+  IndexerDims indexer = {};
   /// DeepSeek-V4: one head of keys, which are the values too; those in the window, and beyond it
   /// one for so many tokens. The output goes through `out_groups` latents of `out_latent`.
   int64_t compress = 0;  ///< 0: the window alone, where there are out_groups
@@ -84,10 +84,10 @@ struct MoeDims {
 /// A layer: attention, a linear mixer or both side by side, then a dense MLP, experts or both. Each
 /// may be missing.
 struct LayerShape {
-  AttentionDims attention;
-  LinearDims linear;
+  AttentionDims attention = {};
+  LinearDims linear = {};
   int64_t dense_width = 0;  ///< of the MLP; 0: none
-  MoeDims moe;
+  MoeDims moe = {};
   bool gated_mlp = true;  ///< gate, up and down; else up and down
   bool mlp_bias = false;
   int64_t norms = 2;       ///< of the layer's width; beyond 2: also of what the halves put out

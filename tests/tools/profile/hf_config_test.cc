@@ -243,6 +243,9 @@ TEST_SUITE("unit") {
                ", \"num_experts\": 8, \"num_experts_per_tok\": 2, "
                "\"moe_intermediate_size\": 32, \"mlp_only_layers\": [4]"),
          "c.json: /mlp_only_layers/0: must be a layer in 0..3, is 4"},
+        {"{\"model_type\": \"gemma3\"}", "c.json: the key \"text_config\" is missing; add it"},
+        {"{\"model_type\": \"gemma3\", \"text_config\": 3}",
+         "c.json: /text_config: must be an object, the text model's config"},
         {"{\"model_type\": \"gemma3\", \"text_config\": {\"hidden_size\": 1.5}}",
          "c.json: /text_config/hidden_size: must be a whole number in 1..1048576, is 1.5"},
     };

@@ -71,6 +71,7 @@ std::string EstimatedCosts(const CostsInitOptions& options) {
   if (!model.unread.empty()) {
     Say("contraflow: note: " + place + ": not read, and not in these costs: " + model.unread);
   }
+  for (const std::string& note : model.notes) Say("contraflow: note: " + place + ": " + note);
   return WriteCostsByLayer(model, setup, CostsOf(model, setup));
 }
 

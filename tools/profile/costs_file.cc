@@ -59,6 +59,7 @@ std::string Heading(const ModelShape& model, const CostSetup& setup, const Model
     }
     text += ")";
   }
+  for (const std::string& note : model.notes) text += "\n//            (" + note + ")";
   if (!model.unread.empty()) text += "\n//            (not in these costs: " + model.unread + ")";
   text +=
       "\n// split      tp " + std::to_string(setup.tensor_parallel) + ", ep " +

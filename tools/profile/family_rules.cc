@@ -122,8 +122,11 @@ void SharedIndices(const ConfigReader& config, ModelShape* model) {
     if (types && i < types->Size("a list with \"full\" or \"shared\" for each layer")) {
       shared = types->Item(i).String("\"full\" or \"shared\"") == "shared";
     }
-    if (shared) model->layers[i].attention.indexer.heads = 0;
-    if (shared) model->layers[i].attention.window = model->layers[i].attention.indexer.top_k;
+    if (!shared) continue;
+    AttentionDims& a = model->layers[i].attention;
+    a.window = a.indexer.top_k;
+    a.indexer = {};
+    a.follows = true;
   }
 }
 

@@ -120,6 +120,39 @@ Source TextOf(const JsonDocument& document) {
   return {document.value.get(), document.value.get(), root, root};
 }
 
+/// What layers take from others than the one before, which no message between stages has.
+std::vector<std::string> NotesOn(const ModelShape& model) {
+  std::vector<std::string> notes;
+  const auto note = [&](auto of, const char* what) {
+    const auto first = std::ranges::find_if(model.layers, of);
+    if (first == model.layers.end()) return;
+    notes.push_back("layers from " + std::to_string(first - model.layers.begin()) + " on take " +
+                    what + " of earlier ones, which no message between stages has");
+  };
+  note([](const LayerShape& layer) { return layer.attention.borrows; }, "keys and values");
+  note([](const LayerShape& layer) { return layer.attention.follows; }, "the choice of keys");
+  if (model.side_width > 0) {
+    notes.push_back("each layer takes its part of a second embedding, which no message has");
+  }
+  return notes;
+}
+
+std::string ListOf(std::vector<std::string> names) {
+  std::ranges::sort(names);
+  std::string list;
+  for (const std::string& each : names) list += (list.empty() ? "" : ", ") + each;
+  return list;
+}
+
+/// Names of the types of all families.
+std::vector<std::string> KnownTypes() {
+  std::vector<std::string> types;
+  for (const Family& family : Families()) {
+    for (std::string& each : TypesOf(family)) types.push_back(std::move(each));
+  }
+  return types;
+}
+
 ModelShape ReadAs(const Family& family, const Source& source) {
   std::vector<std::string> taken;
   std::set<std::string_view> read = {"text_config", "llm_config", "language_config"};
@@ -129,9 +162,21 @@ ModelShape ReadAs(const Family& family, const Source& source) {
   if (const auto tied = source.root.Optional("tie_word_embeddings"); tied && !tied->IsNull()) {
     model.tied = tied->Boolean("a flag");
   }
+  model.notes = NotesOn(model);
   ListUnread(*source.whole, read, &model.unread);
   if (source.text != source.whole) ListUnread(*source.text, read, &model.unread);
   return model;
+}
+
+/// By the type that the text model has, or the whole.
+const Family* FamilyOf(const std::string& name, const Source& source) {
+  const auto inner = source.cursor.Optional("model_type");
+  std::vector<std::string> names = {inner && inner->IsString() ? inner->String("") : name};
+  if (source.text != source.whole) names.insert(names.end(), {name + "_text", name});
+  for (const std::string& known : names) {
+    if (const Family* const family = FindFamily(known)) return family;
+  }
+  return nullptr;
 }
 
 /// Letters that two names begin and end with in common.
@@ -177,33 +222,19 @@ ModelShape ReadHfConfig(std::string_view text, const std::string& place, std::st
   const JsonCursor type = root.Required("model_type");
   const std::string& name = type.String("the kind of the model");
   const Source source = TextOf(document);
-  const Family* family = nullptr;
-  if (!like.empty()) {
-    family = FindFamily(like);
-    if (family == nullptr) throw Error("`like`: unknown model type " + Excerpt(std::string(like)));
-  } else {
-    const auto inner = source.cursor.Optional("model_type");
-    const std::string own = inner && inner->IsString() ? inner->String("") : name;
-    std::vector<std::string> names = {own};
-    if (source.text != source.whole) names.insert(names.end(), {name + "_text", name});
-    for (const std::string& known : names) {
-      if (family == nullptr) family = FindFamily(known);
-    }
-    if (family == nullptr && FindFamily(name + "_text") != nullptr) root.Required("text_config");
+  const Family* family = like.empty() ? FamilyOf(name, source) : FindFamily(like);
+  if (family == nullptr && !like.empty()) {
+    const std::vector<std::string> known = KnownTypes();
+    throw Error("`like`: unknown model type " + Excerpt(std::string(like)) +
+                DidYouMean(like.substr(0, 64), known) + "; known are: " + ListOf(known));
   }
   if (family == nullptr) {
-    std::vector<std::string> all;
-    for (const Family& known : Families()) {
-      for (std::string& each : TypesOf(known)) all.push_back(std::move(each));
-    }
-    std::ranges::sort(all);
-    std::string list;
-    for (const std::string& each : all) list += (list.empty() ? "" : ", ") + each;
+    if (FindFamily(name + "_text") != nullptr) root.Required("text_config");
     type.Fail("unknown model type " + Excerpt(name) + Advice(name, source) +
-              "; known are: " + list);
+              "; known are: " + ListOf(KnownTypes()));
   }
   ModelShape model = ReadAs(*family, source);
-  model.model_type = name;
+  model.model_type = like.empty() ? name : name + " read as " + std::string(like);
   return model;
 }
 

@@ -40,6 +40,7 @@ struct AttentionDims {
   bool gated = false;            ///< its output has a gate as wide, made as the queries are
   bool keys_are_values = false;  ///< one matrix makes both
   bool borrows = false;          ///< keys and values are those of an earlier layer
+  bool follows = false;          ///< so is the choice of keys, of an indexer's
   IndexerDims indexer = {};
   /// DeepSeek-V4: one head of keys, which are the values too; those in the window, and beyond it
   /// one for so many tokens. The output goes through `out_groups` latents of `out_latent`.
@@ -103,7 +104,8 @@ struct LayerShape {
 struct ModelShape {
   std::string model_type;             ///< as its config.json says
   std::vector<std::string> defaults;  ///< "head_dim 256": what that leaves out, with its default
-  std::string unread;  ///< "vision_config": keys with sizes that no cost heeds, or ""
+  std::string unread;              ///< "vision_config": keys with sizes that no cost heeds, or ""
+  std::vector<std::string> notes;  ///< what else these costs leave out
   int64_t hidden = 0, vocabulary = 0;
   std::vector<LayerShape> layers;
   int64_t streams = 1;             ///< of `hidden` that pass from layer to layer

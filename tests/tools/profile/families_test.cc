@@ -212,6 +212,15 @@ TEST_SUITE("unit") {
     CHECK(FlopsOf(shared, shared.layers[3], "indexer's scores", 65536) == 0);
     CHECK(FlopsOf(shared, shared.layers[3], "attention", 65536) ==
           FlopsOf(shared, shared.layers[5], "attention", 65536));
+    CHECK(shared.notes == std::vector<std::string>{
+                              "layers from 2 on take the choice of keys of earlier ones, which no "
+                              "message between stages has"});
+    CHECK(v32.notes.empty());
+    CHECK(Shape(Config("gemma3n_text")).notes ==
+          std::vector<std::string>{
+              "layers from 20 on take keys and values of earlier ones, which no message between "
+              "stages has",
+              "each layer takes its part of a second embedding, which no message has"});
     // Chunks: half of one on average.
     const ModelShape llama = Shape(Config("meta-llama/Llama-4-Maverick-17B-128E-Instruct"));
     CHECK(FlopsOf(llama, llama.layers[0], "attention", 65536) == 2.0 * 40 * 256 * 4096);
@@ -249,9 +258,11 @@ TEST_SUITE("unit") {
                          "its keys is `like` qwen3_moe, which would not read \"delta_rank\"; "
                          "known are: "));
     const ModelShape like = Shape(config, "qwen3_moe");
-    CHECK(like.model_type == "qwen9_moe");
+    CHECK(like.model_type == "qwen9_moe read as qwen3_moe");
     CHECK(ParametersOf(like).model == parameters);
-    CHECK(Failure([&] { Shape(config, "qwen9"); }) == "`like`: unknown model type \"qwen9\"");
+    CHECK(Failure([&] { Shape(config, "qwen3_mo"); })
+              .starts_with("`like`: unknown model type \"qwen3_mo\" (did you mean \"qwen3_moe\"?); "
+                           "known are: apertus, "));
     // The text model may have a type that is known, whatever is around it.
     CHECK(ParametersOf(Shape({{"model_type", "seer"}, {"text_config", Config("qwen3")}})).model ==
           ParametersOf(Shape(Config("qwen3"))).model);

@@ -69,8 +69,8 @@ TEST_SUITE("unit") {
     CHECK(failure(Sheet("memory_gb", "\"80GB\"")) ==
           "g.json: /memory_gb: must be GB in 1..1e+05, is \"80GB\"");
     CHECK(failure(Sheet("node", "0")) == "g.json: /node: must be GPUs in 1..65536, is 0");
-    CHECK(
-        failure(Sheet("bf16_tflop", "1")).starts_with("g.json: /bf16_tflop: unknown key in a GPU"));
+    CHECK(failure(Sheet("bf16_tflop", "1"))
+              .starts_with("g.json: unknown key \"bf16_tflop\" (did you mean \"bf16_tflops\"?)"));
   }
 
   TEST_CASE("gpus: what spans a node takes the network, and a larger node less of it") {

@@ -18,8 +18,8 @@ void AddResidual(WorkBuilder* builder) {
 }
 
 /// Gate, up and down of `rows` rows, `width` columns on this device; without a gate, up and down.
-void AddMlp(const std::string& name, int64_t rows, int64_t width, int64_t matrices, WorkKind kind,
-            bool bias, WorkBuilder* builder) {
+void AddMlp(const std::string& name, int64_t rows, int64_t outer, int64_t width, int64_t matrices,
+            WorkKind kind, bool bias, WorkBuilder* builder) {
   WorkBuilder& work = *builder;
   const bool dispatched = kind == WorkKind::kExperts;  // rows and gradients come in fp8
   const bool gated = work.layer.gated_mlp;
@@ -27,7 +27,7 @@ void AddMlp(const std::string& name, int64_t rows, int64_t width, int64_t matric
   const int64_t columns = gated ? 2 * width : width;
   work.Add({.name = up,
             .rows = rows,
-            .in = work.hidden,
+            .in = outer,
             .out = columns,
             .kind = kind,
             .matrices = matrices,
@@ -41,7 +41,7 @@ void AddMlp(const std::string& name, int64_t rows, int64_t width, int64_t matric
   work.Add({.name = name + "down",
             .rows = rows,
             .in = width,
-            .out = work.hidden,
+            .out = outer,
             .kind = kind,
             .matrices = matrices,
             .bias = bias,
@@ -120,10 +120,14 @@ void AddMiddle(WorkBuilder* builder) {
 void AddDenseMlp(WorkBuilder* builder) {
   WorkBuilder& work = *builder;
   AddGathers(work.tokens, work.tp, builder);
-  AddMlp("", work.tokens, work.layer.dense_width / work.tp, 1, WorkKind::kMatmul,
+  AddMlp("", work.tokens, work.hidden, work.layer.dense_width / work.tp, 1, WorkKind::kMatmul,
          work.layer.mlp_bias, builder);
   work.Keep("gradient of MLP's output", KeptUntil::kFromBToW, work.own_tokens, work.hidden,
             work.cast);
+}
+
+int64_t OuterWidth(const WorkBuilder& work) {
+  return work.layer.moe.latent > 0 ? work.layer.moe.latent : work.hidden;
 }
 
 void AddRouter(WorkBuilder* builder) {
@@ -145,21 +149,26 @@ void AddExperts(WorkBuilder* builder) {
   const int64_t ep = work.setup.expert_parallel, etp = work.setup.expert_tensor;
   // Tokens are spread evenly: as many rows as those of the devices that split an expert visit.
   const int64_t rows = work.own_tokens * etp * moe.top_k;
+  const int64_t outer = OuterWidth(work);
+  if (moe.latent > 0) {
+    work.Add({.name = "to latents", .rows = work.own_tokens, .in = work.hidden, .out = outer});
+    work.Add({.name = "from latents", .rows = work.own_tokens, .in = outer, .out = work.hidden});
+    work.Keep("latents", KeptUntil::kW, work.own_tokens, outer, work.cast);
+  }
   AddGathers(rows, etp, builder);
   // Into the order of the experts, and out of it.
-  work.AddMemory("rows to experts", rows, work.hidden, 2 * work.cast, 2 * work.cast);
-  AddMlp("experts' ", rows, moe.width / etp, moe.experts / ep, WorkKind::kExperts, moe.expert_bias,
-         builder);
-  work.AddMemory("rows from experts", rows, work.hidden, 2 * kBf16, 2 * kBf16);
+  work.AddMemory("rows to experts", rows, outer, 2 * work.cast, 2 * work.cast);
+  AddMlp("experts' ", rows, outer, moe.width / etp, moe.experts / ep, WorkKind::kExperts,
+         moe.expert_bias, builder);
+  work.AddMemory("rows from experts", rows, outer, 2 * kBf16, 2 * kBf16);
   // Rows that come from no other device are made by the half that uses them, as all else in it.
-  work.Keep("rows", KeptUntil::kW, rows / etp, work.hidden, work.cast,
+  work.Keep("rows", KeptUntil::kW, rows / etp, outer, work.cast,
             ep > 1 ? std::optional(Value::rows) : std::nullopt);
-  work.Keep("gradients of rows from experts", KeptUntil::kFromBToW, rows / etp, work.hidden,
-            work.cast);
+  work.Keep("gradients of rows from experts", KeptUntil::kFromBToW, rows / etp, outer, work.cast);
   if (moe.shared_width > 0) {
     AddGathers(work.tokens, work.tp, builder);
-    AddMlp("shared ", work.tokens, moe.shared_width / work.tp, 1, WorkKind::kMatmul, false,
-           builder);
+    AddMlp("shared ", work.tokens, work.hidden, moe.shared_width / work.tp, 1, WorkKind::kMatmul,
+           false, builder);
     if (moe.shared_gate) work.AddParameters(work.hidden);
     work.Keep("gradient of shared output", KeptUntil::kFromBToW, work.own_tokens, work.hidden,
               work.cast);

@@ -201,6 +201,7 @@ MoeDims ReadExperts(const ConfigReader& config, const Family& family) {
                   : config.Count({"intermediate_size"}, kMaxWidth);
   moe.shared_width =
       config.CountOr(kSharedWidth, kMaxWidth, config.CountOr(kShared, 64, 0, 0) * moe.width, 0);
+  moe.latent = config.CountOr({"moe_latent_size"}, kMaxWidth, 0);
   moe.shared_gate = family.shared_gate;
   moe.router_bias = family.router_bias;
   moe.expert_bias = family.expert_bias;
@@ -254,6 +255,7 @@ ModelShape ReadModel(const ConfigReader& config, const Family& family) {
   }
   if (config.FlagOr({"use_mtp"}, true)) model.predictions = config.CountOr(kPredictions, 16, 0, 0);
   model.prediction = model.layers.back();
+  if (config.FlagOr({"lm_head_bias"}, false)) model.scales += model.vocabulary;
   if (family.finish != nullptr) family.finish(config, &model);
   return model;
 }

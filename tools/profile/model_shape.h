@@ -72,6 +72,7 @@ struct LinearDims {
 /// Experts of a layer; an expert has the matrices that a dense MLP has.
 struct MoeDims {
   int64_t experts = 0, top_k = 0, width = 0;  ///< experts 0: the layer has none
+  int64_t latent = 0;                         ///< that experts see of a token; 0: the layer's width
   int64_t shared_width = 0;                   ///< of the expert that all tokens visit; 0: none
   bool shared_gate = false;                   ///< its output has a gate of its own
   int64_t groups = 1;  ///< experts of a token are from at most `top_groups` of these

@@ -22,10 +22,10 @@ AllToAll Exchange(const WorkBuilder& work, int64_t bytes) {
     const int64_t per_group = std::max<int64_t>(1, nodes / moe.groups);
     copies = std::min({copies, moe.top_groups * per_group, nodes});
   }
-  const auto token = static_cast<double>(work.own_tokens * work.hidden * bytes);
+  const auto token = static_cast<double>(work.own_tokens * OuterWidth(work) * bytes);
   AllToAll exchange;
   const auto sent = [&](int64_t each, int64_t places) {
-    exchange.formula = Product({work.own_tokens, work.hidden, bytes, each}) + " x " +
+    exchange.formula = Product({work.own_tokens, OuterWidth(work), bytes, each}) + " x " +
                        std::to_string(places - 1) + "/" + std::to_string(places) + " bytes";
     return token * static_cast<double>(each * (places - 1)) / static_cast<double>(places);
   };

@@ -86,6 +86,8 @@ void AddSecondHalf(WorkBuilder* builder);
 void AddDenseMlp(WorkBuilder* builder);
 void AddRouter(WorkBuilder* builder);
 void AddExperts(WorkBuilder* builder);
+/// Width of the rows that experts take.
+int64_t OuterWidth(const WorkBuilder& work);
 
 /// Before a half of a layer, and after it; the weight gradient needs what was gathered again.
 void AddGathers(int64_t rows, int64_t devices, WorkBuilder* builder);

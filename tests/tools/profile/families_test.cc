@@ -236,6 +236,37 @@ TEST_SUITE("unit") {
           doctest::Approx(2.0 * 128 * 1024 * (window + 65536 / 128 / 2)));
   }
 
+  TEST_CASE("families: what is split, sent and gathered") {
+    // 64 heads of values over 32 devices, 16 of keys: two devices have a copy of each of these.
+    const ModelShape qwen = Shape(Config("Qwen/Qwen3.5-397B-A17B"));
+    CostSetup setup = SetupOn("h100");
+    setup.tensor_parallel = 32;
+    const WorkOfLayer linear = BlockWork(qwen, setup, qwen.layers[0]);
+    CHECK(PartNamed(linear, "mixer's inputs")->f.flops ==
+          2.0 * 4096 * 4096 * (2 * 2 * 128 + 2 * 1 * 128 + 2 * 2));
+    // The indexer has queries and keys to give gradients to, attention makes its scores again.
+    const ModelShape v32 = Shape(Config("deepseek-ai/DeepSeek-V3.2"));
+    const WorkOfLayer sparse = BlockWork(v32, SetupOn("h100"), v32.layers.back());
+    const LayerPart* const scores = PartNamed(sparse, "indexer's scores");
+    CHECK(scores->b.flops == 2 * scores->f.flops);
+    // Experts that see latents are sent these.
+    ModelShape nano = Shape(Config("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16"));
+    LayerShape experts = nano.layers[1];
+    setup.tensor_parallel = 2;
+    setup.expert_parallel = 8;
+    const WorkOfLayer wide = BlockWork(nano, setup, experts);
+    experts.moe.latent = nano.hidden / 2;
+    const WorkOfLayer narrow = BlockWork(nano, setup, experts);
+    CHECK(narrow.dispatch.nvlink_bytes == wide.dispatch.nvlink_bytes / 2);
+    CHECK(narrow.expert_parameters == wide.expert_parameters / 2);
+    // A half alone gathers its input and scatters its output once: the shared expert, or a mixer.
+    for (const size_t alone : {size_t{0}, size_t{1}}) {
+      const WorkOfLayer half = BlockWork(nano, setup, nano.layers[alone]);
+      CHECK(std::ranges::count(half.parts, WorkKind::kTensorParallel, &LayerPart::kind) == 1);
+      CHECK(half.halves == (alone == 1));
+    }
+  }
+
   TEST_CASE("families: streams are as many messages, and kept") {
     const ModelShape v4 = Shape(Config("deepseek-ai/DeepSeek-V4-Pro"));
     CostSetup setup = SetupOn("b200");
@@ -262,7 +293,7 @@ TEST_SUITE("unit") {
     CHECK(ParametersOf(like).model == parameters);
     CHECK(Failure([&] { Shape(config, "qwen3_mo"); })
               .starts_with("`like`: unknown model type \"qwen3_mo\" (did you mean \"qwen3_moe\"?); "
-                           "known are: apertus, "));
+                           "known are: "));
     // The text model may have a type that is known, whatever is around it.
     CHECK(ParametersOf(Shape({{"model_type", "seer"}, {"text_config", Config("qwen3")}})).model ==
           ParametersOf(Shape(Config("qwen3"))).model);

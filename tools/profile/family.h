@@ -12,8 +12,8 @@ namespace contraflow {
 /// How a layer mixes tokens.
 enum class Mixer : uint8_t { kFull, kSliding, kChunked, kLinear };
 
-/// What the config.json of a family of models does not say. Keys that mean the same in all families
-/// are read in one way (model_reader.cc), and need no word here.
+/// A row of the table: words that no config.json of these models has. Keys that mean the same in
+/// all families are read in one way (model_reader.cc), and need no word here.
 struct Family {
   std::string_view types;  ///< "model_type"s, apart by spaces
   bool tied = false;       ///< without a key "tie_word_embeddings"

@@ -120,7 +120,7 @@ Source TextOf(const JsonDocument& document) {
   return {document.value.get(), document.value.get(), root, root};
 }
 
-/// What layers take from others than the one before, which no message between stages has.
+/// Layers that take something from others than the one before: no message between stages has it.
 std::vector<std::string> NotesOn(const ModelShape& model) {
   std::vector<std::string> notes;
   const auto note = [&](auto of, const char* what) {
@@ -168,7 +168,7 @@ ModelShape ReadAs(const Family& family, const Source& source) {
   return model;
 }
 
-/// By the type that the text model has, or the whole.
+/// The family of the text model's type, or else of the whole's; null: none.
 const Family* FamilyOf(const std::string& name, const Source& source) {
   const auto inner = source.cursor.Optional("model_type");
   std::vector<std::string> names = {inner && inner->IsString() ? inner->String("") : name};

@@ -13,7 +13,7 @@ enum class HeadNorms : uint8_t {
   kWide   ///< of all queries and of all keys at once
 };
 
-/// What chooses the keys of a query (DeepSeek's lightning indexer): scores of its own heads over
+/// The choice of keys for a query (DeepSeek's lightning indexer): scores of its own heads over
 /// all keys, the best `top_k` of which attention looks at.
 struct IndexerDims {
   int64_t heads = 0, head_dim = 0, top_k = 0;  ///< heads 0: attention looks at all

@@ -78,7 +78,7 @@ inline constexpr int64_t kBf16 = 2;
 void AddBegin(WorkBuilder* builder);
 void AddAttention(WorkBuilder* builder);
 void AddLinearMixer(WorkBuilder* builder);
-/// What mixers put out, and the second half takes where there is one.
+/// The output of the mixers, which the second half takes where there is one.
 void AddMiddle(WorkBuilder* builder);
 /// The sum with what passes by the second half, and norms of its output.
 void AddSecondHalf(WorkBuilder* builder);

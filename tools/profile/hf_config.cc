@@ -95,7 +95,7 @@ void ListUnread(const Json& config, const std::set<std::string_view>& read, std:
     const bool list = value.is_array() && !value.empty() && value[0].is_number_integer();
     const bool part = value.is_object() && key.ends_with("_config");
     const auto in = [&, &name = key](std::string_view word) {
-      return name.find(word) != name.npos;
+      return name.find(word) != std::string::npos;
     };
     if (!(size || list || part) || read.contains(key) || std::ranges::any_of(kIdle, in)) continue;
     *unread += (unread->empty() ? "" : ", ") + Excerpt(key);

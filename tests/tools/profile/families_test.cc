@@ -13,6 +13,7 @@
 
 #include "compiler/files/json.h"
 #include "tests/tools/profile/profile_support.h"
+#include "tools/profile/costs_file.h"
 #include "tools/profile/family.h"
 
 namespace contraflow::families_test {
@@ -102,6 +103,28 @@ TEST_SUITE("unit") {
       const auto modules = static_cast<int64_t>(model.predictions);
       CHECK(layers == static_cast<int64_t>(model.layers.size()) + 2 + modules);
       CHECK(read.LayerCount() == layers);
+    }
+  }
+
+  TEST_CASE("families: a token takes two FLOPs for each parameter that it meets") {
+    for (const Row& row : Rows()) {
+      CAPTURE(row.name);
+      const ModelShape model = Shape(row.config);
+      CostSetup setup = SetupOn("h100");
+      setup.sequence = 64;
+      double flops = 0, met = 0;
+      for (const LayerShape& layer : model.layers) {
+        const WorkOfLayer work = BlockWork(model, setup, layer);
+        for (const LayerPart& part : work.parts) {
+          if (part.kind != WorkKind::kAttention) flops += part.f.flops / 64;
+        }
+        const auto experts = static_cast<double>(std::max<int64_t>(1, layer.moe.experts));
+        const auto visited = static_cast<double>(layer.moe.top_k);
+        met += work.parameters - work.expert_parameters * (1 - visited / experts);
+      }
+      // Norms and the like are met as well, by no matmul.
+      CHECK(flops / met < 2.0001);
+      CHECK(flops / met > 1.97);
     }
   }
 
@@ -308,9 +331,9 @@ TEST_SUITE("unit") {
       }
       CHECK((family.other != Mixer::kLinear || family.linear != nullptr));
     }
-    for (const auto& [type, times] : rows) {
-      CAPTURE(type);
-      CHECK(times == 1);
+    for (const auto& row : rows) {
+      CAPTURE(row.first);
+      CHECK(row.second == 1);
     }
   }
 }

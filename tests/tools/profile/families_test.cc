@@ -1,5 +1,6 @@
 // Published and default configs of all families, each with the parameters that the model has when
-// transformers 5.24 makes it; of kimi_k2, which that has not, those of its card.
+// transformers 5.24 makes it, a router's balancing bias counted; kimi_k2, which that lacks, has
+// the text model of kimi_k25.
 
 #include <doctest/doctest.h>
 

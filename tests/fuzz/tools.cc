@@ -67,7 +67,7 @@ void FuzzHfConfig(std::string_view bytes) {
     CostSetup setup;
     setup.gpu = &FindGpu("h800");
     setup.tensor_parallel = parts;
-    setup.expert_parallel = model->moe.experts > 0 ? parts : 1;
+    setup.expert_parallel = model->has_experts() ? parts : 1;
     setup.fp8 = parts == 2;
     const auto text =
         Accepted([&] { return WriteCostsByLayer(*model, setup, CostsOf(*model, setup)); });

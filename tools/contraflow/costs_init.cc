@@ -15,21 +15,32 @@
 namespace contraflow {
 namespace {
 
+constexpr const char* kGpuHelp =
+    "a100, a100-40gb, a800, b200, b300, gb200, gb300, h20,\n"
+    "h100, h200, h800, l40s, mi300x or mi355x; or a FILE.json\n"
+    "with \"name\", \"bf16_tflops\", \"memory_gb\" and the like";
+
 struct CostsInitOptions {
-  std::string config, gpu, out = "-", dtype = "bf16";
+  std::string config, like, gpu, out = "-", dtype = "bf16";
   int tp = 1, ep = 1, etp = 1, seq = 4096, micro_batch = 1;
   std::vector<std::string> efficiencies;
   double wait = CostSetup().wait;
   std::vector<CLI::Option*> of_model;  ///< the options that say something about --hf
 };
 
-CostSetup SetupOf(const CostsInitOptions& options) {
-  CostSetup setup;
+/// A known GPU, or one that a file describes.
+GpuSheet GpuOf(const std::string& text) {
+  if (text.ends_with(".json")) return ReadGpuFile(ReadFile(text, kMaxGpuFileBytes), text);
   try {
-    setup.gpu = &FindGpu(options.gpu);
+    return FindGpu(text);
   } catch (const Error& error) {
     throw UsageError(std::string("`gpu`: ") + error.what());
   }
+}
+
+CostSetup SetupOf(const CostsInitOptions& options, const GpuSheet& gpu) {
+  CostSetup setup;
+  setup.gpu = &gpu;
   setup.tensor_parallel = options.tp;
   setup.expert_parallel = options.ep;
   setup.expert_tensor = options.etp;
@@ -52,12 +63,15 @@ CostSetup SetupOf(const CostsInitOptions& options) {
 }
 
 std::string EstimatedCosts(const CostsInitOptions& options) {
-  const CostSetup setup = SetupOf(options);
+  const GpuSheet gpu = GpuOf(options.gpu);
+  const CostSetup setup = SetupOf(options, gpu);
   const std::string place = options.config == "-" ? "standard input" : options.config;
-  const ModelShape model = ReadHfConfig(ReadFile(options.config, kMaxHfConfigBytes), place);
+  const std::string text = ReadFile(options.config, kMaxHfConfigBytes);
+  const ModelShape model = ReadHfConfig(text, place, options.like);
   if (!model.unread.empty()) {
     Say("contraflow: note: " + place + ": not read, and not in these costs: " + model.unread);
   }
+  for (const std::string& note : model.notes) Say("contraflow: note: " + place + ": " + note);
   return WriteCostsByLayer(model, setup, CostsOf(model, setup));
 }
 
@@ -69,7 +83,10 @@ std::function<int()> AddCostsInit(CLI::App* init) {
                                   "config.json of a Hugging Face model; - is standard input\n"
                                   "(default: write a template)");
   const auto of_model = [&](CLI::Option* option) { options->of_model.push_back(option); };
-  of_model(AddText(init, "--gpu", &options->gpu, "NAME", "a100, b200, h100, h200 or h800"));
+  of_model(AddText(init, "--like", &options->like, "TYPE",
+                   "read --hf as a model of this \"model_type\", where its\n"
+                   "own is not known"));
+  of_model(AddText(init, "--gpu", &options->gpu, "NAME", kGpuHelp));
   of_model(
       AddInteger(init, "--tp", &options->tp, "N", "GPUs that split each matrix (default: 1)", 1));
   of_model(AddInteger(init, "--ep", &options->ep, "N",
@@ -107,7 +124,7 @@ std::function<int()> AddCostsInit(CLI::App* init) {
     if (options->gpu.empty()) {
       throw UsageError("costs init: `hf` needs `gpu`; see contraflow costs init --help");
     }
-    RefuseOverwrite({"-o", options->out}, {{"`hf`", options->config}});
+    RefuseOverwrite({"-o", options->out}, {{"`hf`", options->config}, {"`gpu`", options->gpu}});
     WriteFile(options->out, EstimatedCosts(*options));
     return kExitFine;
   };

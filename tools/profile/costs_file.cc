@@ -59,21 +59,22 @@ std::string Heading(const ModelShape& model, const CostSetup& setup, const Model
     }
     text += ")";
   }
+  for (const std::string& note : model.notes) text += "\n//            (" + note + ")";
   if (!model.unread.empty()) text += "\n//            (not in these costs: " + model.unread + ")";
-  text += "\n// split      tp " + std::to_string(setup.tensor_parallel) + ", ep " +
-          std::to_string(setup.expert_parallel) + ", etp " + std::to_string(setup.expert_tensor) +
-          ": " + Count(costs.parameters) + " parameters on a device that had all layers" +
-          (model.moe.experts > 0 && setup.expert_tensor == 1 ? "; each expert is on one device\n"
-                                                             : "\n");
+  text +=
+      "\n// split      tp " + std::to_string(setup.tensor_parallel) + ", ep " +
+      std::to_string(setup.expert_parallel) + ", etp " + std::to_string(setup.expert_tensor) +
+      ": " + Count(costs.parameters) + " parameters on a device that had all layers" +
+      (model.has_experts() && setup.expert_tensor == 1 ? "; each expert is on one device\n" : "\n");
   text += "// step       micro-batches of " + std::to_string(setup.micro_batch) + " x " +
           std::to_string(setup.sequence) + " tokens; matmuls in " + (setup.fp8 ? "fp8" : "bf16") +
           "; tokens spread evenly over experts; nothing recomputed\n";
-  text += "// gpu        " + std::string(gpu.name) + ": bf16 " + Quantity(gpu.bf16, "FLOP/s");
+  text += "// gpu        " + gpu.name + ": bf16 " + Quantity(gpu.bf16, "FLOP/s");
   if (gpu.fp8 > 0) text += ", fp8 " + Quantity(gpu.fp8, "FLOP/s");
-  text += ", HBM " + Quantity(gpu.hbm, "B/s") + ", NVLink " + Quantity(gpu.nvlink, "B/s") +
-          " and network " + Quantity(gpu.network, "B/s") + " each way, " +
-          Quantity(static_cast<double>(gpu.memory), "B") + "\n//            (" +
-          std::string(gpu.source) + ")\n// efficiency";
+  text += ", HBM " + Quantity(gpu.hbm, "B/s") + ", " + gpu.link + " " +
+          Quantity(gpu.nvlink, "B/s") + " and network " + Quantity(gpu.network, "B/s") +
+          " each way, " + Quantity(static_cast<double>(gpu.memory), "B") + "\n//            (" +
+          gpu.source + ")\n// efficiency";
   for (size_t kind = 0; kind < kWorkKinds; ++kind) {
     text += (kind == 0 ? " " : ", ") + std::string(Name(static_cast<WorkKind>(kind))) + " " +
             FormatReal(setup.efficiency[kind]);
@@ -120,7 +121,7 @@ std::string ExchangeText(const LayerEstimate& layer, const CostSetup& setup) {
   const bool node = setup.experts_in_node();
   const Time latency = node ? kNodeLatency : kNetworkLatency;
   const Time compute = layer.f + layer.b + layer.w;
-  std::string text = "all-to-all over " + std::string(node ? "NVLink" : "the network") + ": " +
+  std::string text = "all-to-all over " + (node ? setup.gpu->link : "the network") + ": " +
                      FormatTime(latency, kUnit) + " us + " + FormatReal(setup.wait) +
                      " of the layer's compute, " + FormatTime(compute, kUnit) +
                      " us, as wait + bytes / (B/s x efficiency)\n";
@@ -233,8 +234,8 @@ std::string WriteCostsByLayer(const ModelShape& model, const CostSetup& setup,
   std::string text = Heading(model, setup, costs);
   text += "{\n\"unit\": \"us\",\n\"source\": " +
           QuoteJson("estimated from a config.json of " + model.model_type + " for " +
-                    std::string(setup.gpu->name) + ", tp " + std::to_string(setup.tensor_parallel) +
-                    ", ep " + std::to_string(setup.expert_parallel) + ", micro-batches of " +
+                    setup.gpu->name + ", tp " + std::to_string(setup.tensor_parallel) + ", ep " +
+                    std::to_string(setup.expert_parallel) + ", micro-batches of " +
                     std::to_string(setup.micro_batch) + " x " + std::to_string(setup.sequence) +
                     " tokens, " + (setup.fp8 ? "fp8" : "bf16")) +
           ",\n";

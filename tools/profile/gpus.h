@@ -2,28 +2,36 @@
 
 #include <cstdint>
 #include <span>
+#include <string>
 #include <string_view>
 
 namespace contraflow {
 
 /// Best figures of a GPU, by its data sheet; `costs init` multiplies it with efficiencies.
 struct GpuSheet {
-  std::string_view name;
+  std::string name;
   double bf16 = 0;     ///< FLOP/s of its matrix units, without sparsity
   double fp8 = 0;      ///< the same; 0: it has none
   double hbm = 0;      ///< bytes/s of its memory
   double nvlink = 0;   ///< bytes/s to the others of its node, in one direction
   double network = 0;  ///< bytes/s to other nodes, in one direction
   int64_t memory = 0;  ///< bytes
-  std::string_view source;
+  std::string source;
+  int64_t node = 8;             ///< GPUs that such links join
+  std::string link = "NVLink";  ///< what joins them
 };
-
-/// GPUs of a node, which NVLink joins.
-inline constexpr int64_t kGpusOfNode = 8;
 
 std::span<const GpuSheet> GpuSheets();
 
 /// Throws Error with the known names.
 const GpuSheet& FindGpu(std::string_view name);
+
+/// Largest file with a sheet.
+inline constexpr int64_t kMaxGpuFileBytes = 1 << 16;
+/// Reads a sheet: an object with "name", "bf16_tflops", "fp8_tflops" (without sparsity; left out:
+/// none), "memory_gb", "memory_gb_per_s", "link_gb_per_s", "network_gb_per_s" (each way; GB are
+/// 10^9 bytes), "node" (default 8) and "source". Throws Error that begins with `place` and has the
+/// JSON path.
+GpuSheet ReadGpuFile(std::string_view text, const std::string& place);
 
 }  // namespace contraflow

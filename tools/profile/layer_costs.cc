@@ -34,7 +34,7 @@ PartTime TimeOf(const LayerPart& part, const CostSetup& setup) {
   PartTime time;
   const auto pass = [&](const PassWork& work) {
     if (part.kind == WorkKind::kTensorParallel) {
-      const bool node = setup.tensor_parallel <= kGpusOfNode;
+      const bool node = setup.tensor_parallel <= setup.gpu->node;
       const double link = node ? setup.gpu->nvlink : setup.gpu->network;
       const Time latency = node ? kNodeLatency : kNetworkLatency;
       return work.bytes == 0 ? 0 : latency + TicksOf(work.bytes / (link * setup.of(part.kind)));
@@ -122,16 +122,37 @@ LayerEstimate CostOf(std::string name, WorkOfLayer work, const CostSetup& setup)
   return cost;
 }
 
-/// "moe, window 4096"
-std::string KindOf(const BlockShape& layer, const ModelShape& model) {
+/// "moe sliding": its MLP, and its mixer where others of the model differ in that.
+std::string KindOf(const LayerShape& layer, const ModelShape& model) {
   const auto differs = [&](auto of) {
     return std::any_of(model.layers.begin(), model.layers.end(),
-                       [&](const BlockShape& other) { return of(other) != of(layer); });
+                       [&](const LayerShape& other) { return of(other) != of(layer); });
   };
-  std::string name = layer.moe ? "moe" : "dense";
-  if (differs([](const BlockShape& other) { return other.window; })) {
-    name += layer.window > 0 ? " sliding" : " full";
+  const AttentionDims& a = layer.attention;
+  std::string name = layer.moe.experts > 0 ? "moe" : layer.dense_width > 0 ? "dense" : "";
+  const auto add = [&](const char* word) { name += (name.empty() ? "" : " ") + std::string(word); };
+  const bool unlike = differs([](const LayerShape& other) { return other.linear.heads > 0; }) ||
+                      differs([](const LayerShape& other) { return other.mixes(); });
+  if (layer.linear.heads > 0 && (unlike || name.empty())) {
+    constexpr const char* kNames[] = {"mamba", "mamba", "linear", "linear", "conv"};
+    add(kNames[static_cast<size_t>(layer.linear.kind)]);
   }
+  if (a.heads == 0) return name;
+  const auto span = [](const LayerShape& other) {
+    return std::pair(other.attention.window, other.attention.chunk);
+  };
+  const bool spans =
+      std::any_of(model.layers.begin(), model.layers.end(), [&](const LayerShape& other) {
+        return other.attention.heads > 0 && span(other) != span(layer);
+      });
+  if (a.out_groups > 0) {
+    add(a.compress == 0 ? "window" : a.indexer.heads > 0 ? "sparse" : "compressed");
+  } else if (spans) {
+    add(a.chunk > 0 ? "chunked" : a.latents() ? "shared" : a.window > 0 ? "sliding" : "full");
+  } else if (unlike || name.empty()) {
+    add("attention");
+  }
+  if (a.borrows) add("borrowed");
   return name;
 }
 
@@ -159,17 +180,16 @@ ModelCosts CostsOf(const ModelShape& model, const CostSetup& setup) {
   std::vector<LayerEstimate>& layers = costs.layers;
   layers.push_back(CostOf("embedding", EmbeddingWork(model, setup), setup));
   if (model.tied) layers.back().tied = "head";
+  std::vector<std::string> kinds;
+  for (const LayerShape& layer : model.layers) kinds.push_back(KindOf(layer, model));
   for (size_t i = 0, end = 0; i < model.layers.size(); i = end) {
-    const BlockShape& layer = model.layers[i];
+    const LayerShape& layer = model.layers[i];
     while (end < model.layers.size() && model.layers[end] == layer) ++end;
-    std::string name = KindOf(layer, model);
+    std::string name = kinds[i];
     // A kind that comes again is told apart by the number of its first layer.
-    const auto others = [&](size_t from, size_t to) {
-      return std::find(model.layers.begin() + static_cast<ptrdiff_t>(from),
-                       model.layers.begin() + static_cast<ptrdiff_t>(to),
-                       layer) != model.layers.begin() + static_cast<ptrdiff_t>(to);
-    };
-    if (others(0, i) || others(end, model.layers.size())) name += " " + std::to_string(i);
+    if (std::ranges::count(kinds, name) > static_cast<ptrdiff_t>(end - i)) {
+      name += " " + std::to_string(i);
+    }
     layers.push_back(CostOf(std::move(name), BlockWork(model, setup, layer), setup));
     layers.back().repeat = static_cast<int64_t>(end - i);
   }
@@ -177,7 +197,7 @@ ModelCosts CostsOf(const ModelShape& model, const CostSetup& setup) {
     std::string name = "mtp";
     if (model.predictions > 1) name += " " + std::to_string(i);
     layers.push_back(CostOf(std::move(name), PredictionWork(model, setup, i), setup));
-    layers.back().tied = "embedding";
+    layers.back().tied = model.tied ? "head" : "embedding";
   }
   layers.push_back(CostOf("head", HeadWork(model, setup), setup));
   for (const LayerEstimate& layer : layers) {
@@ -194,7 +214,7 @@ ParameterCount ParametersOf(const ModelShape& model) {
   one.sequence = 1;
   ParameterCount count;
   count.model = EmbeddingWork(model, one).parameters + HeadWork(model, one).parameters;
-  for (const BlockShape& layer : model.layers) {
+  for (const LayerShape& layer : model.layers) {
     count.model += BlockWork(model, one, layer).parameters;
   }
   for (int64_t i = 0; i < model.predictions; ++i) {

@@ -53,7 +53,7 @@ struct WorkOfLayer {
   std::vector<LayerPart> parts;
   std::vector<Kept> kept;
   double parameters = 0, expert_parameters = 0;  ///< of these those of experts
-  bool halves = false;  ///< attention, and MLP or experts; embedding and head have none
+  bool halves = false;  ///< mixer, and MLP or experts; embedding, head and a half alone have none
   /// With experts on several devices: dispatch (also of the gradients of what combine put out), and
   /// combine (also of the gradients of what was dispatched).
   bool exchanges = false;
@@ -64,9 +64,9 @@ struct WorkOfLayer {
 // The layers of a model that CheckSetup takes. All bytes are of activations in bf16, and fp8 for
 // what fp8 matmuls take.
 WorkOfLayer EmbeddingWork(const ModelShape& model, const CostSetup& setup);
-WorkOfLayer BlockWork(const ModelShape& model, const CostSetup& setup, const BlockShape& layer);
+WorkOfLayer BlockWork(const ModelShape& model, const CostSetup& setup, const LayerShape& layer);
 /// Prediction module `index`, from 0: norms and projection of the layer's state and the next
-/// token's embedding, and a layer like the last.
+/// token's embedding, and a layer.
 WorkOfLayer PredictionWork(const ModelShape& model, const CostSetup& setup, int64_t index);
 /// Final norm, matmul with the vocabulary and loss, once for the model and once for each prediction
 /// module.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <charconv>
 #include <iterator>
+#include <vector>
 
 #include "compiler/plan/error.h"
 #include "compiler/plan/layer_cost.h"
@@ -49,6 +50,38 @@ void CheckDivides(const char* field, int64_t parts, int64_t whole, const char* w
               ", is " + std::to_string(parts));
 }
 
+/// Heads that each device has, or several devices share.
+void CheckShared(int64_t tp, int64_t heads, const char* what) {
+  if (heads % tp == 0 || tp % heads == 0) return;
+  throw Error("`tp`: must divide the " + std::to_string(heads) + " " + what +
+              " of the model, or be a multiple of them, is " + std::to_string(tp));
+}
+
+void CheckMixers(int64_t tp, const LayerShape& layer) {
+  if (layer.attention.heads > 0) {
+    CheckDivides("`tp`", tp, layer.attention.heads, "attention heads of the model");
+    CheckShared(tp, layer.attention.kv_heads, "key-value heads");
+    if (layer.attention.out_groups > 0) {
+      CheckDivides("`tp`", tp, layer.attention.out_groups, "groups of attention's output");
+    }
+  }
+  if (layer.linear.heads > 0) {
+    CheckDivides("`tp`", tp, layer.linear.heads, "heads of the model's linear mixers");
+    CheckShared(tp, layer.linear.key_heads, "key heads of linear mixers");
+  }
+}
+
+void CheckMlp(const CostSetup& setup, const LayerShape& layer) {
+  const int64_t tp = setup.tensor_parallel, etp = setup.expert_tensor;
+  if (layer.dense_width > 0) {
+    CheckDivides("`tp`", tp, layer.dense_width, "columns of the model's MLPs");
+  }
+  if (layer.moe.experts == 0) return;
+  CheckDivides("`ep`", setup.expert_parallel, layer.moe.experts, "experts of the model");
+  CheckDivides("`etp`", etp, layer.moe.width, "columns of the model's experts");
+  CheckDivides("`tp`", tp, layer.moe.shared_width, "columns of the model's shared expert");
+}
+
 }  // namespace
 
 std::string_view Name(WorkKind kind) { return kNames[static_cast<size_t>(kind)]; }
@@ -80,7 +113,7 @@ void ParseEfficiencies(std::string_view text, Efficiencies* efficiencies) {
 
 void CheckSetup(const CostSetup& setup, const ModelShape& model) {
   if (setup.fp8 && setup.gpu->fp8 == 0) {
-    throw Error("`dtype`: the " + std::string(setup.gpu->name) + " has no fp8; use bf16");
+    throw Error("`dtype`: the " + setup.gpu->name + " has no fp8; use bf16");
   }
   if (setup.sequence > kMaxTokens || setup.micro_batch > kMaxTokens ||
       setup.tokens() > kMaxTokens) {
@@ -89,27 +122,16 @@ void CheckSetup(const CostSetup& setup, const ModelShape& model) {
   }
   const int64_t tp = setup.tensor_parallel, ep = setup.expert_parallel;
   const int64_t etp = setup.expert_tensor;
-  CheckDivides("`tp`", tp, model.attention.heads, "attention heads of the model");
-  const int64_t kv = model.attention.kv_heads;
-  if (kv % tp != 0 && tp % kv != 0) {
-    throw Error("`tp`: must divide the " + std::to_string(kv) +
-                " key-value heads of the model, or be a multiple of them, is " +
-                std::to_string(tp));
-  }
+  std::vector<LayerShape> layers = model.layers;
+  if (model.predictions > 0) layers.push_back(model.prediction);
+  for (const LayerShape& layer : layers) CheckMixers(tp, layer);
   CheckDivides("`tp`", tp, setup.tokens(), "tokens of a micro-batch");
-  if (model.dense_width > 0)
-    CheckDivides("`tp`", tp, model.dense_width, "columns of the model's MLPs");
-  const bool moe = std::any_of(model.layers.begin(), model.layers.end(),
-                               [](const BlockShape& layer) { return layer.moe; });
-  if (!moe) {
+  if (!model.has_experts()) {
     if (ep > 1) throw Error("`ep`: the model has no experts to split; leave it out");
     if (etp > 1) throw Error("`etp`: the model has no experts to split; leave it out");
-    return;
   }
-  CheckDivides("`ep`", ep, model.moe.experts, "experts of the model");
   CheckDivides("`etp`", etp, tp, "devices of tp");
-  CheckDivides("`etp`", etp, model.moe.width, "columns of the model's experts");
-  CheckDivides("`tp`", tp, model.moe.shared_width, "columns of the model's shared expert");
+  for (const LayerShape& layer : layers) CheckMlp(setup, layer);
   if (const std::string flaw = FlawOf(setup.parallel()); !flaw.empty())
     throw Error("`ep`: " + flaw);
 }

@@ -68,7 +68,7 @@ struct CostSetup {
             .etp = static_cast<int>(expert_tensor)};
   }
   /// True if all devices that exchange rows of experts are in one node.
-  bool experts_in_node() const { return expert_parallel * expert_tensor <= kGpusOfNode; }
+  bool experts_in_node() const { return expert_parallel * expert_tensor <= gpu->node; }
   double of(WorkKind kind) const { return efficiency[static_cast<size_t>(kind)]; }
 };
 

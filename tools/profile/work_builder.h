@@ -14,8 +14,10 @@ namespace contraflow {
 /// tensor-parallel group where it splits them.
 class WorkBuilder {
  public:
-  WorkBuilder(const ModelShape& of_model, const CostSetup& of_setup)
+  WorkBuilder(const ModelShape& of_model, const CostSetup& of_setup,
+              const LayerShape& of_layer = {})
       : model(of_model),
+        layer(of_layer),
         setup(of_setup),
         tp(setup.tensor_parallel),
         tokens(setup.tokens()),
@@ -54,6 +56,7 @@ class WorkBuilder {
   WorkOfLayer* work() { return &work_; }
 
   const ModelShape& model;
+  const LayerShape layer;
   const CostSetup& setup;
   const int64_t tp, tokens;
   const int64_t own_tokens;  ///< of a device between the halves
@@ -69,12 +72,25 @@ class WorkBuilder {
 /// Bytes of an activation.
 inline constexpr int64_t kBf16 = 2;
 
-/// Attention and the norm behind it: the first half of a layer.
-void AddAttention(const BlockShape& layer, WorkBuilder* builder);
+// The parts of a layer, which is in `layer` of the builder.
+
+/// Norms, the sum with what passes by the first half, and the layer's input.
+void AddBegin(WorkBuilder* builder);
+void AddAttention(WorkBuilder* builder);
+void AddLinearMixer(WorkBuilder* builder);
+/// The output of the mixers, which the second half takes where there is one.
+void AddMiddle(WorkBuilder* builder);
+/// The sum with what passes by the second half, and norms of its output.
+void AddSecondHalf(WorkBuilder* builder);
 /// A dense MLP, or router, experts and all-to-alls. The router belongs to the first half.
 void AddDenseMlp(WorkBuilder* builder);
 void AddRouter(WorkBuilder* builder);
 void AddExperts(WorkBuilder* builder);
+/// Width of the rows that experts take.
+int64_t OuterWidth(const WorkBuilder& work);
+
+/// Before a half of a layer, and after it; the weight gradient needs what was gathered again.
+void AddGathers(int64_t rows, int64_t devices, WorkBuilder* builder);
 
 /// "2 x 3 x 5"
 std::string Product(std::initializer_list<int64_t> factors);

@@ -41,7 +41,7 @@ TEST_SUITE("unit") {
       CAPTURE(name);
       const ModelShape model = PublishedModel(name);
       CostSetup setup = SetupOn("h200");
-      setup.expert_parallel = model.moe.experts > 0 ? 8 : 1;
+      setup.expert_parallel = model.has_experts() ? 8 : 1;
       const ModelCosts costs = CostsOf(model, setup);
       const std::string text = Write(model, setup);
       const JsonDocument document = Parse(text);
@@ -143,7 +143,7 @@ TEST_SUITE("unit") {
       CAPTURE(name);
       const ModelShape model = PublishedModel(name);
       CostSetup setup = SetupOn("h200");
-      setup.expert_parallel = model.moe.experts > 0 ? 8 : 1;
+      setup.expert_parallel = model.has_experts() ? 8 : 1;
       const CostModel costs = ReadCosts(Write(model, setup), "costs.json");
       const Plan plan = Compile(MakeSpec("1f1b", 4, 8, costs), {.level = Level::kComm});
       CHECK(Verify(plan).empty());

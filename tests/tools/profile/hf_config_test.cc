@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -10,6 +11,7 @@
 #include "compiler/plan/layer_cost.h"
 #include "tests/support/failure.h"
 #include "tests/tools/profile/profile_support.h"
+#include "tools/profile/family.h"
 
 namespace contraflow::hf_config_test {
 namespace {
@@ -50,17 +52,32 @@ std::string Typed(const std::string& type, const std::string& more) {
 
 ModelShape Shape(const std::string& text) { return ReadHfConfig(text, "c.json"); }
 
+AttentionDims Attention(const ModelShape& model) { return model.layers.front().attention; }
+
 std::vector<int64_t> Windows(const ModelShape& model) {
   std::vector<int64_t> windows;
-  for (const BlockShape& layer : model.layers) windows.push_back(layer.window);
+  for (const LayerShape& layer : model.layers) windows.push_back(layer.attention.window);
   return windows;
+}
+
+/// "apertus, arcee, ..", as the table has them.
+std::string KnownTypes() {
+  std::vector<std::string> types;
+  for (const Family& family : Families()) {
+    std::istringstream words{std::string(family.types)};
+    for (std::string word; words >> word;) types.push_back(word);
+  }
+  std::ranges::sort(types);
+  std::string list;
+  for (const std::string& type : types) list += (list.empty() ? "" : ", ") + type;
+  return list;
 }
 
 /// Numbers of the layers with experts.
 std::vector<int> MoeLayers(const ModelShape& model) {
   std::vector<int> layers;
   for (size_t i = 0; i < model.layers.size(); ++i) {
-    if (model.layers[i].moe) layers.push_back(static_cast<int>(i));
+    if (model.layers[i].moe.experts > 0) layers.push_back(static_cast<int>(i));
   }
   return layers;
 }
@@ -89,20 +106,20 @@ TEST_SUITE("unit") {
   TEST_CASE("hf config: shapes of each family") {
     const ModelShape llama = Shape(Llama("head_dim", "null"));
     CHECK(llama.model_type == "llama");
-    CHECK(llama.attention.head_dim == 8);
-    CHECK(llama.attention.kv_heads == 2);
+    CHECK(Attention(llama).head_dim == 8);
+    CHECK(Attention(llama).kv_heads == 2);
     CHECK(!llama.tied);
-    CHECK(Shape(Llama("head_dim", "16")).attention.head_dim == 16);
-    CHECK(Shape(Llama("num_key_value_heads", "")).attention.kv_heads == 8);
+    CHECK(Attention(Shape(Llama("head_dim", "16"))).head_dim == 16);
+    CHECK(Attention(Shape(Llama("num_key_value_heads", ""))).kv_heads == 8);
     CHECK(Shape(Llama("tie_word_embeddings", "true")).tied);
-    CHECK(Shape(Llama("attention_bias", "true")).attention.out_bias);
+    CHECK(Attention(Shape(Llama("attention_bias", "true"))).out_bias);
     const ModelShape qwen2 = Shape(Typed("qwen2", ""));
-    CHECK(qwen2.attention.qkv_bias);
-    CHECK(!qwen2.attention.out_bias);
-    CHECK(!qwen2.attention.head_norms);
-    CHECK(Shape(Typed("qwen3", "")).attention.head_norms);
+    CHECK(Attention(qwen2).qkv_bias);
+    CHECK(!Attention(qwen2).out_bias);
+    CHECK(Attention(qwen2).head_norms == HeadNorms::kNone);
+    CHECK(Attention(Shape(Typed("qwen3", ""))).head_norms == HeadNorms::kEach);
     const ModelShape deepseek = PublishedModel("deepseek-v3");
-    CHECK(deepseek.attention.head_dim == 192);
+    CHECK(Attention(deepseek).head_dim == 192);
     CHECK(MoeLayers(deepseek).size() == 58);
     CHECK(MoeLayers(deepseek).front() == 3);
     CHECK(deepseek.predictions == 1);
@@ -114,7 +131,7 @@ TEST_SUITE("unit") {
           std::vector<int>{1, 3});
     const ModelShape shared =
         Shape(Typed("qwen2_moe", experts + ", \"shared_expert_intermediate_size\": 48"));
-    CHECK(shared.moe.shared_width == 48);
+    CHECK(shared.layers.front().moe.shared_width == 48);
     const auto parameters = [](const ModelShape& model) { return ParametersOf(model).model; };
     // The shared expert, with a gate of one column, and biases of q, k and v in place of norms.
     CHECK(parameters(shared) - parameters(Shape(Typed("qwen3_moe", experts))) ==
@@ -187,9 +204,8 @@ TEST_SUITE("unit") {
         {"{\"model_type\": 3}",
          "c.json: /model_type: must be the kind of the model in quotes, is 3"},
         {"{\"model_type\": \"lama\"}",
-         "c.json: /model_type: unknown model type \"lama\" (did you mean \"llama\"?); known are: "
-         "deepseek_v3, gemma2, gemma3, gemma3_text, gpt_oss, kimi_k2, llama, mistral, mixtral, "
-         "qwen2, qwen2_moe, qwen3, qwen3_moe"},
+         "c.json: /model_type: unknown model type \"lama\" (did you mean \"llama\"?); known are: " +
+             KnownTypes()},
         {Llama("hidden_size", ""), "c.json: the key \"hidden_size\" is missing; add it"},
         {Llama("hidden_size", "0"),
          "c.json: /hidden_size: must be a whole number in 1..1048576, is 0"},
@@ -227,6 +243,9 @@ TEST_SUITE("unit") {
                ", \"num_experts\": 8, \"num_experts_per_tok\": 2, "
                "\"moe_intermediate_size\": 32, \"mlp_only_layers\": [4]"),
          "c.json: /mlp_only_layers/0: must be a layer in 0..3, is 4"},
+        {"{\"model_type\": \"gemma3\"}", "c.json: the key \"text_config\" is missing; add it"},
+        {"{\"model_type\": \"gemma3\", \"text_config\": 3}",
+         "c.json: /text_config: must be an object, the text model's config"},
         {"{\"model_type\": \"gemma3\", \"text_config\": {\"hidden_size\": 1.5}}",
          "c.json: /text_config/hidden_size: must be a whole number in 1..1048576, is 1.5"},
     };

@@ -44,20 +44,24 @@ TEST_SUITE("unit") {
     ModelShape gpt3;
     gpt3.hidden = 12288;
     gpt3.vocabulary = 50257;
-    gpt3.attention = {.heads = 96, .kv_heads = 96, .head_dim = 128, .value_dim = 128};
-    gpt3.dense_width =
-        32768;  // three matrices of this have the work of two of four times the width
-    gpt3.layers.resize(96);
+    // Three matrices of this width have the work of two of four times the model's.
+    gpt3.layers.assign(
+        96, {.attention = {.heads = 96, .kv_heads = 96, .head_dim = 128, .value_dim = 128},
+             .dense_width = 32768});
     ModelShape kimi = PublishedModel("deepseek-v3");
-    kimi.attention.heads = kimi.attention.kv_heads = 64;
-    kimi.moe.experts = 384;
+    for (LayerShape& layer : kimi.layers) {
+      layer.attention.heads = layer.attention.kv_heads = 64;
+      layer.moe.experts = 384;
+    }
     kimi.vocabulary = 163840;
     ModelShape mixtral = PublishedModel("mixtral-8x7b");
     mixtral.hidden = 6144;
-    mixtral.attention.heads = 48;
-    mixtral.moe.width = 16384;
+    for (LayerShape& layer : mixtral.layers) {
+      layer.attention.heads = 48;
+      layer.moe.width = 16384;
+    }
     ModelShape gemma = PublishedModel("gemma-2-9b");
-    gemma.layers.back().window = 0;
+    gemma.layers.back().attention.window = 0;
     const Row rows[] = {
         {"llama-3-405b-pp16", PublishedModel("llama-3.1-405b"), 8192},
         {"mixtral-8x7b-pp8", PublishedModel("mixtral-8x7b"), 4096},
@@ -103,7 +107,9 @@ TEST_SUITE("unit") {
           keys += window == 0 || q < window ? static_cast<double>(q) + 0.5
                                             : static_cast<double>(window);
         }
-        const WorkOfLayer work = BlockWork(model, setup, {.window = window, .moe = true});
+        LayerShape layer = model.layers.front();
+        layer.attention.window = window;
+        const WorkOfLayer work = BlockWork(model, setup, layer);
         const LayerPart& attention = PartNamed(work, "attention");
         CHECK(attention.f.flops == doctest::Approx(2.0 * 3 * keys * 64 * (64 + 64)));
         CHECK(attention.b.flops == 2.5 * attention.f.flops);
@@ -126,7 +132,7 @@ TEST_SUITE("unit") {
       CHECK(layer.parameter_bytes == 2 * layer.work.parameters);
       CHECK(layer.gradient_bytes == 4 * layer.work.parameters);
       CHECK(layer.optimizer_bytes == 12 * layer.work.parameters);
-      const Flops whole = FlopsOf(BlockWork(model, SetupOn("h100"), {}));
+      const Flops whole = FlopsOf(BlockWork(model, SetupOn("h100"), model.layers.front()));
       CHECK(FlopsOf(layer.work).f == whole.f / parts);
       CHECK(FlopsOf(layer.work).b == whole.b / parts);
       CHECK(FlopsOf(layer.work).w == whole.w / parts);
@@ -206,19 +212,18 @@ TEST_SUITE("unit") {
     const ModelShape deepseek = PublishedModel("deepseek-v3");
     const double token = 4096.0 * 7168;
     // Eight nodes, of which a token goes to four at most; its own is one in eight.
-    const WorkOfLayer spread = BlockWork(deepseek, DeepSeekSetup(), {.moe = true});
+    const WorkOfLayer spread = BlockWork(deepseek, DeepSeekSetup(), deepseek.layers.back());
     CHECK(spread.dispatch.network_bytes == token * 4 * 7 / 8);
     CHECK(spread.combine.network_bytes == token * 2 * 4 * 7 / 8);
     CHECK(spread.dispatch.nvlink_bytes == token * 8 * 7 / 8);
     // Without groups, a copy for each expert.
-    ModelShape free = deepseek;
+    LayerShape free = deepseek.layers.back();
     free.moe.top_groups = free.moe.groups;
-    CHECK(BlockWork(free, DeepSeekSetup(), {.moe = true}).dispatch.network_bytes ==
-          token * 8 * 7 / 8);
+    CHECK(BlockWork(deepseek, DeepSeekSetup(), free).dispatch.network_bytes == token * 8 * 7 / 8);
     CostSetup node = DeepSeekSetup();
     node.expert_parallel = 4;
     node.fp8 = false;
-    const WorkOfLayer near = BlockWork(deepseek, node, {.moe = true});
+    const WorkOfLayer near = BlockWork(deepseek, node, deepseek.layers.back());
     CHECK(near.dispatch.network_bytes == 0);
     CHECK(near.dispatch.nvlink_bytes == token * 2 * 8 * 3 / 4);
     CHECK(near.combine.nvlink_bytes == near.dispatch.nvlink_bytes);
@@ -244,14 +249,14 @@ TEST_SUITE("unit") {
     const double rows = 4096, in = 4096, out = 28672;
     CostSetup setup = SetupOn("h100");
     const ModelShape model = PublishedModel("llama-3.1-8b");
-    const WorkOfLayer in_bf16 = BlockWork(model, setup, {});
+    const WorkOfLayer in_bf16 = BlockWork(model, setup, model.layers.front());
     const LayerPart& bf16 = PartNamed(in_bf16, "gate, up");
     CHECK(bf16.f.bytes == 2 * (rows * in + in * out + rows * out));
     CHECK(bf16.b.bytes == 2 * (rows * in + in * out + rows * out));
     // Its gradient is read and written in fp32.
     CHECK(bf16.w.bytes == 2 * (rows * in + rows * out) + 8 * in * out);
     setup.fp8 = true;
-    const WorkOfLayer in_fp8 = BlockWork(model, setup, {});
+    const WorkOfLayer in_fp8 = BlockWork(model, setup, model.layers.front());
     const LayerPart& fp8 = PartNamed(in_fp8, "gate, up");
     CHECK(fp8.f.bytes == rows * in + in * out + 2 * rows * out);
     CHECK(fp8.b.bytes == rows * out + in * out + 2 * rows * in);

@@ -9,6 +9,7 @@
 
 #include "compiler/plan/spec.h"
 #include "schedules/auto/candidate_search.h"
+#include "schedules/partition/stages.h"
 #include "schedules/search/incumbent.h"
 
 namespace contraflow {
@@ -54,6 +55,11 @@ std::vector<std::unique_ptr<Shape>> StageShapes(const Spec& spec, Incumbent* inc
 /// Shapes of a spec with costs of layers: placements and depths, each in every way.
 std::vector<std::unique_ptr<Shape>> LayerShapes(const Spec& spec, const SearchControl& control,
                                                 Incumbent* incumbent);
+
+/// Adds the shape of the layers of a spec in its placement and depth, or, where it allows a single
+/// partition, those of its stages. Throws Error if no plan of that fits the memory limit.
+void AddLayerShapes(const Spec& spec, LayerStages* layers,
+                    std::vector<std::unique_ptr<Shape>>* shapes);
 
 /// Adds the shape of a candidate with its variations; none if nothing can fit.
 void AddStageShapes(const Candidate& candidate, std::vector<std::unique_ptr<Shape>>* shapes);

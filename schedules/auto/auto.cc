@@ -243,6 +243,7 @@ class AutoSearch {
   }
 
   Plan Finish() {
+    work_.Report();
     Plan plan = incumbent_.Take();
     if (asked_.search.noise > 0) Steady(&plan);
     plan.schedule = asked_.schedule;

@@ -13,7 +13,7 @@ struct SearchState {
   std::string_view phase;  ///< "schedules" "policies" "local search" ...; valid during the call
   Time makespan = 0;       ///< of the best so far; 0 before there is one
   Time bound = 0;          ///< proven for its placement
-  double spent = 0;        ///< of the budget, 0..1
+  double spent = 0;        ///< share of the budget; above 1 where the least that is done takes more
 };
 
 class MadePlans;

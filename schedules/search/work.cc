@@ -35,10 +35,15 @@ bool SearchWork::Spend(int64_t instructions) {
   if (control_.stopped()) over_ = true;
   if (control_.report && done_ >= next_report_) {
     next_report_ = done_ + std::max<int64_t>(total_ / kReports, 1);
-    state_.spent = std::min(1.0, static_cast<double>(done_) / static_cast<double>(total_));
-    control_.report(state_);
+    Report();
   }
   return !over_;
+}
+
+void SearchWork::Report() {
+  if (!control_.report || total_ == 0) return;
+  state_.spent = static_cast<double>(done_) / static_cast<double>(total_);
+  control_.report(state_);
 }
 
 int64_t SearchWork::left() const { return spent() ? 0 : total_ - done_; }

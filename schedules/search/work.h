@@ -36,6 +36,8 @@ class SearchWork {
   bool stopped() const { return control_.stopped(); }
   const SearchControl& control() const { return control_; }
 
+  /// Reports how much of the budget is spent, of a whole search.
+  void Report();
   void Enter(std::string_view phase);
   void Found(Time makespan, Time bound);
 

@@ -218,6 +218,16 @@ TEST_SUITE("unit") {
     CHECK(reports > 0);
     CHECK(plan.provenance->interrupted);
     CHECK(Verify(plan).empty());
+    // The last report says how much more than the budget the least took.
+    double spent = 0;
+    for (const int64_t budget : {1'000, 1'000'000'000}) {
+      spec.search.budget = budget;
+      spec.costs = UniformCosts(10, 13, 7, 1);
+      spec.memory_limit = 4;
+      Compile(spec,
+              {.control = {.report = [&](const SearchState& state) { spent = state.spent; }}});
+      CHECK((spent > 1.5) == (budget == 1'000));
+    }
   }
 }
 

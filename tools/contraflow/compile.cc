@@ -73,6 +73,17 @@ std::string WhatIsLighter(const Spec& spec, const Plan& plan, const CompileOptio
          FormatBytes(FullestRank(*lighter)) + " instead of " + FormatBytes(FullestRank(plan));
 }
 
+/// Share of its budget beyond which a search says that it took longer.
+constexpr double kOverspent = 1.5;
+
+/// Note on a search that took so many times its budget, in nanoseconds.
+std::string OverspentNote(double spent, int64_t budget) {
+  char seconds[32];
+  std::snprintf(seconds, sizeof seconds, "%.2g s", spent * static_cast<double>(budget) * 1e-9);
+  return std::string("contraflow: note: the least that auto does here takes about ") + seconds +
+         ", more than --budget";
+}
+
 int RunCompile(const CompileCommand& options) {
   RefuseOverwrite({"`output`", options.output}, {{"`costs`", options.costs.file.value_or("")},
                                                  {"`model`", options.model.value_or("")}});
@@ -92,6 +103,13 @@ int RunCompile(const CompileCommand& options) {
     request.options.control =
         WatchSearch(Interrupt::stop(), progress ? &*progress : nullptr, spec.costs.unit);
   }
+  double spent = 0;
+  if (const auto report = request.options.control.report) {
+    request.options.control.report = [report, &spent](const SearchState& state) {
+      spent = state.spent;
+      report(state);
+    };
+  }
   // A second plan, for the note on partitions, is of the same layers.
   MadePlans made;
   request.options.control.made = &made;
@@ -103,6 +121,7 @@ int RunCompile(const CompileCommand& options) {
   if (output == "-") progress.reset();
   if (!told) WritePlanFile(output, plan);
   progress.reset();
+  if (spent > kOverspent) Say(OverspentNote(spent, spec.search.budget));
   if (const std::string text = WhatIsLighter(spec, plan, request.options); !text.empty()) Say(text);
   if (told) {
     Print(WhatWasMade(plan, spec.costs, output) + "\n-o FILE keeps the plan, -o - prints it\n");

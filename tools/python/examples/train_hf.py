@@ -50,8 +50,7 @@ optimizer = torch.optim.AdamW([p for _, p in schedule.named_parameters()], lr=3e
 text = torch.tensor(list(open(sys.argv[1], "rb").read()), device=device)
 for step in range(STEPS):
     x, y = schedule.rows(batch(text, step))
-    mask = torch.ones(ROWS, CONTEXT, dtype=torch.long, device=device)
-    schedule.step(x, target=y, attention_mask=mask)
+    schedule.step(x, target=y, attention_mask=torch.ones(ROWS, CONTEXT, dtype=torch.long, device=device))
     loss, balance, norm = schedule.loss(), schedule.loss(added=True), schedule.clip_grad_norm_(1.0)
     optimizer.step()
     optimizer.zero_grad()

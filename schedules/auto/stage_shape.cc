@@ -54,7 +54,6 @@ class StageShape : public Shape {
     if (free_ != nullptr) {
       if (Offer(*free_, work, incumbent)) return open_;
       free_.reset();
-      if (work->spent() && incumbent->any()) return true;
     }
     return Offer(*search_, work, incumbent) && open_;
   }

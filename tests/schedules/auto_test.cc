@@ -197,6 +197,24 @@ TEST_SUITE("unit") {
     }
   }
 
+  TEST_CASE("without a budget a search still offers published orders within its limit") {
+    Spec spec = MakeSpec("auto", 1, 6, UniformCosts(13, 15, 16));
+    spec.costs.stages.front().bw = 26;
+    spec.costs.stages.front().fb = 37;
+    spec.chunks = 1;
+    spec.search.placement = Placement::kV;
+    spec.search.budget = 0;
+    spec.memory_limit = 1;
+    const Time found = GeneratePlan(spec).provenance->makespan;
+    for (const Candidate& candidate : CandidatesOf(spec)) {
+      for (const Plan& published : PublishedOrders(candidate)) {
+        const Simulation simulation = Simulate(published, candidate.spec.costs);
+        if (PeakOf(simulation, candidate.spec.costs) > *candidate.spec.memory_limit) continue;
+        CHECK(found <= simulation.makespan);
+      }
+    }
+  }
+
   TEST_CASE("the portfolio makes what its memory proves too long only where nothing suffices") {
     Spec spec = MakeSpec("auto", 8, 32, UniformCosts(4, 4, 4));
     spec.search.placement = Placement::kV;

@@ -12,15 +12,12 @@
 #include "compiler/simulate/simulate.h"
 #include "schedules/published/placement.h"
 #include "schedules/search/portfolio.h"
-#include "schedules/search/work.h"
 
 namespace contraflow {
 namespace {
 
 /// Instructions that may be simulated to improve one partition, about.
 constexpr int64_t kMostSimulated = 1'000'000;
-/// Likewise, as a share of the budget.
-constexpr int64_t kSimulatedShare = 16;
 
 /// Least need of each rank whatever is recomputed or offloaded, which is chosen later and may make
 /// it fit: all that is fixed, and room for one activation.
@@ -126,8 +123,7 @@ int64_t MostJudged(const Spec& spec, int stages) {
   int64_t instructions = int64_t{3} * stages * spec.microbatches;
   // Recompute is chosen for each again.
   if (spec.recompute.choice != Recompute::Choice::kNone) instructions *= 2;
-  const int64_t budget = spec.search.budget / SearchWork::kNanosecondsEach / kSimulatedShare;
-  return std::max<int64_t>(1, std::min(kMostSimulated, budget) / instructions);
+  return std::max<int64_t>(1, kMostSimulated / instructions);
 }
 
 Partition BestFrom(const std::vector<Partition>& starts, const PartitionJudge& judge, int64_t most,

@@ -49,7 +49,7 @@ PartitionWorth WorthOf(const Plan& plan, const Spec& staged);
 /// Forwards, backwards and weight gradients of a step.
 int64_t InstructionsOf(const Plan& frame);
 
-/// Number of partitions into so many stages that an order may judge within a part of the budget.
+/// How many partitions into so many stages may be judged by an order, about.
 int64_t MostJudged(const Spec& spec, int stages);
 
 /// The starts, improved by `most` judgements together (ImprovePartition), and of these the best one

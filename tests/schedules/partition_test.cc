@@ -63,7 +63,7 @@ TEST_SUITE("unit") {
     const Spec spec = MakeSpec("", 8, 16, LayersOfOneKind(44));
     CompareRequest request;
     request.spec = spec;
-    request.schedules = {"1f1b", "zb-1p", "zb-v", "v-half", "dualpipe"};
+    request.schedules = {"1f1b", "zb-1p", "zb-v", "v-half"};
     request.assumed_limit = true;
     request.memory_limit = "1x";
     request.keep_plans = true;

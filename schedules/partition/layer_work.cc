@@ -16,6 +16,12 @@
 #include "schedules/partition/joint_bound.h"
 
 namespace contraflow {
+namespace {
+
+/// Layers of a stage that are looked at together: how they overlap takes long to find.
+constexpr int kMostLayers = 24;
+
+}  // namespace
 
 LayerWork::LayerWork(LayerStages* layers, Time most) : layers_(*layers), most_(most) {
   const int count = layers_.layers();
@@ -24,19 +30,23 @@ LayerWork::LayerWork(LayerStages* layers, Time most) : layers_(*layers), most_(m
   int kinds = 0;
   for (int i = 0; i < count; ++i) {
     prices.push_back(layers_.least_work_before(i + 1) - layers_.least_work_before(i));
-    kinds = std::max(kinds, layers_.kind(i) + 1);
+    kinds = std::max(kinds, layers_.alike(i) + 1);
   }
   for (int kind = 0; kind < kinds; ++kind) RaisePrice(kind, &prices);
   before_.push_back(0);
   for (const Time price : prices) before_.push_back(before_.back() + price);
 }
 
+Time LayerWork::Busy(int first, int last) const {
+  return layers_.least_work_before(last) - layers_.least_work_before(first);
+}
+
 bool LayerWork::Looks(int first, int last) const {
-  return layers_.least_work_before(last) - layers_.least_work_before(first) < most_;
+  return last - first <= kMostLayers && Busy(first, last) < most_;
 }
 
 Time LayerWork::Of(int first, int last) {
-  const Time busy = layers_.least_work_before(last) - layers_.least_work_before(first);
+  const Time busy = Busy(first, last);
   if (!Looks(first, last)) return busy;
   std::vector<Time>& known = known_[static_cast<size_t>(first)];
   const auto length = static_cast<size_t>(last - first);
@@ -54,10 +64,11 @@ void LayerWork::RaisePrice(int kind, std::vector<Time>* prices) {
     int of_kind = 0;
     for (int last = first; last < count; ++last) {
       if (!Looks(first, last + 1)) {
+        if (Busy(first, last + 1) < most_) return;  // its work is not known
         // No partition of interest has as long a stage.
         break;
       }
-      if (layers_.kind(last) == kind) {
+      if (layers_.alike(last) == kind) {
         ++of_kind;
       } else {
         others += (*prices)[static_cast<size_t>(last)];
@@ -69,7 +80,7 @@ void LayerWork::RaisePrice(int kind, std::vector<Time>* prices) {
   }
   for (int i = 0; i < count; ++i) {
     Time& own = (*prices)[static_cast<size_t>(i)];
-    if (layers_.kind(i) == kind) own = std::max(own, price);
+    if (layers_.alike(i) == kind) own = std::max(own, price);
   }
 }
 

@@ -22,6 +22,8 @@ class LayerWork {
   Time between(int first, int last) const { return before(last) - before(first); }
 
  private:
+  /// Time for which its compute lane is busy.
+  Time Busy(int first, int last) const;
   bool Looks(int first, int last) const;
   void RaisePrice(int kind, std::vector<Time>* prices);
 

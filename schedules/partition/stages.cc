@@ -85,7 +85,14 @@ LayerStages::LayerStages(const CostModel& costs, Overlap overlap)
     : costs_(costs), overlap_(overlap), sums_(1) {
   CF_ASSERT(!costs.layers.empty());
   for (size_t kind = 0; kind < costs.layers.size(); ++kind) {
-    for (int k = 0; k < costs.layers[kind].repeat; ++k) kinds_.push_back(static_cast<int>(kind));
+    const LayerCost& layer = costs.layers[kind];
+    const auto alike = std::ranges::find_if(costs_.layers, [&](const LayerCost& other) {
+      return other.cost == layer.cost && other.moe == layer.moe;
+    });
+    for (int k = 0; k < layer.repeat; ++k) {
+      kinds_.push_back(static_cast<int>(kind));
+      alike_.push_back(static_cast<int>(alike - costs_.layers.begin()));
+    }
   }
   for (int i = 0; i < layers(); ++i) {
     const StageCost& cost = CostOf(i, i + 1);
@@ -99,7 +106,7 @@ LayerStages::LayerStages(const CostModel& costs, Overlap overlap)
 }
 
 const StageCost& LayerStages::CostOf(int first, int last) {
-  const std::vector<int> kinds(kinds_.begin() + first, kinds_.begin() + last);
+  const std::vector<int> kinds(alike_.begin() + first, alike_.begin() + last);
   const auto [at, added] = known_.try_emplace(kinds);
   if (!added) return at->second;
   const int rows = (last - first + kMostTogether - 1) / kMostTogether;

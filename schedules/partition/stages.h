@@ -25,6 +25,8 @@ class LayerStages {
   int layers() const { return static_cast<int>(kinds_.size()); }
   /// Which entry of CostModel::layers the i-th layer is.
   int kind(int i) const { return kinds_[static_cast<size_t>(i)]; }
+  /// The first entry with the times of the layer.
+  int alike(int i) const { return alike_[static_cast<size_t>(i)]; }
 
   /// Cost of a stage with the layers first..last-1: f, b and w are sums over them. Where they have
   /// components, bw and fb are what DeriveChunkCosts makes of these soon; of many layers, of rows
@@ -67,6 +69,7 @@ class LayerStages {
   const CostModel costs_;
   const Overlap overlap_;
   std::vector<int> kinds_;  // entry of costs_.layers, by layer
+  std::vector<int> alike_;  // the first entry with the same times, by layer
   std::vector<Sums> sums_;
   std::map<std::vector<int>, StageCost> known_;  // by the kinds of the layers
 };

@@ -50,13 +50,12 @@ std::string Text(const CompareCommand& options, const std::vector<Point>& points
   return ComparisonText(first.request, first.rows, options.costs.given(), options.wide);
 }
 
-/// Ctrl-C while `auto` is searched gives the best so far; before that it ends the process.
+/// Ctrl-C ends the search of `auto` with the best so far; published schedules are made before that.
 std::vector<CompareRow> CompareUntilInterrupt(CompareRequest request, ProgressLine* progress) {
   request.control = WatchSearch(Interrupt::stop(), progress, request.spec.costs.unit);
-  std::optional<Interrupt> interrupt;
+  const Interrupt interrupt;
   return Compare(request, [&](std::string_view schedule) {
     progress->Say("compiling " + std::string(schedule));
-    if (schedule == kAuto.name) interrupt.emplace();
   });
 }
 

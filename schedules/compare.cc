@@ -355,6 +355,7 @@ std::vector<CompareRow> Compare(const CompareRequest& asked,
   CompareRequest request = asked;
   MadePlans made;
   request.control.made = &made;
+  request.control.all_made = request.schedules.empty();
   const CostModel published = Prepare(&request);
   const bool any = request.spec.search.placement == Placement::kAny;
   // All searches share the budget: of components and of chunks, and of what holds parameters once.

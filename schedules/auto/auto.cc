@@ -187,9 +187,7 @@ class AutoSearch {
       const Placement placement = PlacementOf(frame);
       if (!Allows(asked_.search.placement, placement)) continue;
       const int64_t work = WorkOfPublished(frame, *spec);
-      // A comparison has made them all.
-      const bool made = control_.made != nullptr && control_.made->Has(*spec);
-      const bool large = !made && work > kSoonMade;
+      const bool large = work > kSoonMade && !control_.all_made;
       const bool run = work > kOrdersOfRun * InstructionsOf(frame);
       if (turn != (!large ? Turn::kSoon : run ? Turn::kAfterRuns : Turn::kBeforeRuns)) continue;
       if (!Promises(frame.routes, large) || (large && work_.spent() && incumbent_.any())) continue;

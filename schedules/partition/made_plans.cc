@@ -51,12 +51,6 @@ Plan MadePlans::Get(const Spec& spec, const std::function<Plan()>& make) {
   return *made->plan;
 }
 
-bool MadePlans::Has(const Spec& spec) const {
-  const std::lock_guard lock(kept_->mutex);
-  const auto made = std::ranges::find(kept_->all, spec, &Kept::Made::spec);
-  return made != kept_->all.end() && made->done;
-}
-
 LayerStages& MadePlans::StagesOf(const CostModel& costs, Overlap overlap) {
   const std::lock_guard lock(kept_->mutex);
   const std::thread::id self = std::this_thread::get_id();

@@ -20,9 +20,6 @@ class MadePlans {
   /// Throws the Error that it threw.
   Plan Get(const Spec& spec, const std::function<Plan()>& make);
 
-  /// True if that plan is made, or why there is none is known.
-  bool Has(const Spec& spec) const;
-
   /// Costs of stages of these layers, the same for all that ask on this thread: to look at each
   /// takes long where layers have components.
   LayerStages& StagesOf(const CostModel& costs, Overlap overlap);

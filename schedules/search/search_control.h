@@ -28,6 +28,8 @@ struct SearchControl {
   /// Store of published plans of layers, and of the costs of their stages, to make them once. Null:
   /// nowhere but in this search. Must outlive it.
   MadePlans* made = nullptr;
+  /// True where the caller makes every published plan anyway, so that none costs the search.
+  bool all_made = false;
 
   bool stopped() const { return stop != nullptr && stop->load(std::memory_order_relaxed); }
 };

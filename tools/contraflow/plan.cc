@@ -89,8 +89,10 @@ void WriteBest(const PlanRequest& request, const PlannerRow& best, const std::st
 int RunPlan(const PlanCommand& options) {
   const PlanRequest request = RequestOf(options);
   std::optional<ProgressLine> progress("planning");
+  const Interrupt interrupt;
   const PlannerResult result = FindPlans(
-      request, [&](double done) { progress->Say("planning, " + FormatPercent(done) + " done"); });
+      request, [&](double done) { progress->Say("planning, " + FormatPercent(done) + " done"); },
+      &Interrupt::stop());
   progress.reset();
   if (!options.output.empty()) WriteBest(request, result.rows.front(), options.output);
   if (options.json) {
@@ -98,6 +100,7 @@ int RunPlan(const PlanCommand& options) {
   } else {
     Print(WritePlans(request, result));
   }
+  if (interrupt.happened()) Say("contraflow: interrupted: these rows are the best so far");
   return kExitFine;
 }
 

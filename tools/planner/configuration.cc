@@ -53,14 +53,15 @@ bool FitsShape(const PlanRequest& request, const Configuration& configuration) {
   }
 }
 
-/// ZeRO-1 takes no longer and holds less in these costs, where anything has a copy to share with.
-int ZeroOf(const PlanRequest& request, const Configuration& configuration) {
-  const Copies copies = CopiesOf(configuration.parallel(), configuration.replicas());
+/// Sets ZeRO: as fixed, else 1 where anything has a copy to share with, since that takes no longer
+/// and holds less in these costs. False if what is fixed has nothing to share.
+bool SetZero(const PlanRequest& request, Configuration* configuration) {
+  const Copies copies = CopiesOf(configuration->parallel(), configuration->replicas());
   const bool shares =
       request.model.has_experts() ? std::max(copies.experts, copies.rest) > 1 : copies.rest > 1;
-  if (!shares) return 0;
   const auto fixed = request.fixed.find("zero");
-  return fixed == request.fixed.end() ? 1 : fixed->second;
+  configuration->zero = fixed == request.fixed.end() ? (shares ? 1 : 0) : fixed->second;
+  return shares || configuration->zero == 0;
 }
 
 /// Divides the batch; false where that leaves a remainder.
@@ -153,12 +154,15 @@ std::vector<Configuration> ConfigurationsOf(const PlanRequest& request, Rejected
             ++rejected->shape;
             continue;
           }
+          if (!SetZero(request, &each)) {
+            ++rejected->shape;
+            continue;
+          }
           if (!Divide(request, &each)) {
             ++rejected->shape;
             ++batches;
             continue;
           }
-          each.zero = ZeroOf(request, each);
           found.push_back(each);
         }
       }

@@ -23,7 +23,7 @@ constexpr double kFirst = 0.6;
 constexpr int64_t kLeastLook = 20'000'000, kLooks = 200;
 /// Work of a compilation beside its search, for each entry of the layers and for each of its cells:
 /// nanoseconds, about.
-constexpr int64_t kCompile = 100'000'000, kEntry = 25'000'000, kCell = 20'000;
+constexpr int64_t kCompile = 100'000'000, kEntry = 25'000'000, kCell = 50'000;
 
 struct Candidate {
   Configuration configuration;
@@ -50,8 +50,9 @@ CompileFlags FlagsOf(const Configuration& configuration, const CostModel& costs,
 
 class PlanSearch {
  public:
-  PlanSearch(const PlanRequest& request, std::function<void(double)> report)
-      : request_(request), report_(std::move(report)), costs_(request) {}
+  PlanSearch(const PlanRequest& request, std::function<void(double)> report,
+             const std::atomic<bool>* stop)
+      : request_(request), report_(std::move(report)), stop_(stop), costs_(request) {}
 
   PlannerResult Run() {
     Collect();
@@ -70,11 +71,12 @@ class PlanSearch {
 
  private:
   int64_t memory() const { return request_.gpu.memory; }
+  bool stopped() const { return stop_ != nullptr && stop_->load(); }
 
+  /// Work of one compilation.
   int64_t WorkOf(const Configuration& configuration, int64_t budget) {
     const auto entries = static_cast<int64_t>(costs_.Of(configuration).layers.size());
-    const int64_t each = budget + kCompile + kEntry * entries + kCell * CellsOf(configuration);
-    return each * static_cast<int64_t>(request_.schedules.size());
+    return budget + kCompile + kEntry * entries + kCell * CellsOf(configuration);
   }
 
   /// Candidates whose parameters fit, the most promising first.
@@ -99,19 +101,17 @@ class PlanSearch {
 
   void LookAtAll(int64_t budget) {
     const int64_t look = std::max(kLeastLook, request_.budget / kLooks);
-    int64_t spent = 0;
     for (const Candidate& candidate : candidates_) {
+      if (stopped() && !rows_.empty()) return;
       if (!rows_.empty() && candidate.estimate.bound > best_) {
         ++result_.rejected.bound;
         continue;
       }
-      const int64_t work = WorkOf(candidate.configuration, look);
-      if (rows_.size() >= request_.top && spent + work > budget) {
+      if (rows_.size() >= request_.top && spent_ >= budget) {
         ++result_.rejected.budget;
         continue;
       }
-      spent += work;
-      const auto share = static_cast<double>(spent) / static_cast<double>(budget);
+      const auto share = static_cast<double>(spent_) / static_cast<double>(budget);
       if (report_) report_(kFirst * std::min(1.0, share));
       if (std::optional<PlannerRow> row = BestOf(candidate, look)) {
         best_ = std::min(best_, row->step);
@@ -125,7 +125,7 @@ class PlanSearch {
   /// Searches the best rows again.
   void SearchBest(int64_t budget) {
     const size_t count = std::min(rows_.size(), request_.top);
-    for (size_t i = 0; i < count; ++i) {
+    for (size_t i = 0; i < count && !stopped(); ++i) {
       if (report_)
         report_(kFirst + (1 - kFirst) * static_cast<double>(i) / static_cast<double>(count));
       const Configuration configuration = rows_[i].configuration;
@@ -155,6 +155,7 @@ class PlanSearch {
   /// Nothing if the schedule does not take the configuration, or does not fit.
   std::optional<PlannerRow> Compiled(const Candidate& candidate, const std::string& schedule,
                                      const std::string& recompute, int64_t budget) {
+    spent_ += WorkOf(candidate.configuration, budget);
     PlannerRow row;
     row.configuration = candidate.configuration;
     row.schedule = schedule;
@@ -164,7 +165,7 @@ class PlanSearch {
       CompileRequest request =
           ResolveCompile(FlagsOf(candidate.configuration, costs_.Of(candidate.configuration),
                                  schedule, recompute, budget));
-      request.options.control.made = &made_;
+      request.options.control = {.stop = stop_, .report = {}, .made = &made_};
       row.plan = Compile(request.spec, request.options);
     } catch (const Error&) {
       return std::nullopt;
@@ -223,19 +224,22 @@ class PlanSearch {
 
   const PlanRequest& request_;
   const std::function<void(double)> report_;
+  const std::atomic<bool>* const stop_;
   PlannerCosts costs_;
   MadePlans made_;
   std::vector<Candidate> candidates_;
   std::vector<PlannerRow> rows_;
   PlannerResult result_;
   Time best_ = INT64_MAX;
+  int64_t spent_ = 0;          // of the budget
   int64_t least_ = INT64_MAX;  // bytes of parameters and their states on a GPU
 };
 
 }  // namespace
 
-PlannerResult FindPlans(const PlanRequest& request, const std::function<void(double)>& report) {
-  return PlanSearch(request, report).Run();
+PlannerResult FindPlans(const PlanRequest& request, const std::function<void(double)>& report,
+                        const std::atomic<bool>* stop) {
+  return PlanSearch(request, report, stop).Run();
 }
 
 }  // namespace contraflow

@@ -1,8 +1,10 @@
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "compiler/plan/plan.h"
@@ -35,10 +37,12 @@ struct PlannerResult {
 
 /// Searches the configurations of a request, in the order of a guess of their steps: each for a
 /// short while, and the best again for longer. Deterministic: budgets are counted, no clock is
-/// read. `report` is called before each search with the share that is done. Throws Error if no
-/// configuration fits, with the least memory that one needs.
+/// read. `report` is called before each search with the share that is done. Ends with the rows so
+/// far once `stop` is true. Throws Error if no configuration fits, with the least memory that one
+/// needs.
 PlannerResult FindPlans(const PlanRequest& request,
-                        const std::function<void(double done)>& report = {});
+                        const std::function<void(double done)>& report = {},
+                        const std::atomic<bool>* stop = nullptr);
 
 /// Words of the `contraflow compile` that gives the plan of a row from costs in this file.
 std::string CompileLine(const PlannerRow& row, const std::string& costs, const std::string& output);

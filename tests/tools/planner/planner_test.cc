@@ -67,7 +67,7 @@ TEST_CASE("planner: less memory makes no step shorter, and at last nothing fits"
   PlanRequest request = Exhaustive(SmallDense(4));
   Time before = 0;
   for (const int64_t memory :
-       {int64_t{80'000'000'000}, int64_t{2'000'000'000}, int64_t{900'000'000}}) {
+       {int64_t{80'000'000'000}, int64_t{2'000'000'000}, int64_t{1'100'000'000}}) {
     request.gpu.memory = memory;
     const PlannerResult result = FindPlans(request);
     CHECK(result.rows.front().step >= before);

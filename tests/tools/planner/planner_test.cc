@@ -44,12 +44,17 @@ TEST_CASE("planner: the first row is the shortest of all, bounds hold, plans fit
       CHECK(parts == doctest::Approx(1));
     }
     CHECK(every.rows.front().step == shortest);
-    // A configuration that is fixed is never shorter than the best of all.
-    for (const char* fix : {"pp=1", "pp=2", "pp=8", "tp=2,micro-batch=2", "zero=0"}) {
+    // Each configuration alone, dropped ones included.
+    Rejected rejected;
+    for (const Configuration& each : ConfigurationsOf(request, &rejected)) {
       PlanRequest fixed = request;
-      fixed.fixed = ParseFixed(fix);
-      CAPTURE(fix);
-      CHECK(FindPlans(fixed).rows.front().step >= shortest);
+      fixed.fixed = {
+          {"tp", each.tp}, {"ep", each.ep}, {"pp", each.pp}, {"micro-batch", each.micro_batch}};
+      const PlannerResult alone = FindPlans(fixed);
+      REQUIRE(alone.rows.size() == 1);
+      CHECK(alone.rows[0].configuration == each);
+      CHECK(alone.rows[0].step >= shortest);
+      CHECK(costs.EstimateOf(each).bound <= alone.rows[0].step);
     }
   }
 }

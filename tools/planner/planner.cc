@@ -21,6 +21,8 @@ namespace {
 constexpr double kFirst = 0.6;
 /// Shortest search of a first look, and the share of the budget that it takes.
 constexpr int64_t kLeastLook = 20'000'000, kLooks = 200;
+/// Times the budget of first looks that are spent where there are fewer rows than asked for.
+constexpr int64_t kMostOver = 3;
 /// Work of a compilation beside its search, for each entry of the layers and for each of its cells:
 /// nanoseconds, about.
 constexpr int64_t kCompile = 100'000'000, kEntry = 25'000'000, kCell = 50'000;
@@ -107,7 +109,9 @@ class PlanSearch {
         ++result_.rejected.bound;
         continue;
       }
-      if (rows_.size() >= request_.top && spent_ >= budget) {
+      // Few rows are worth more time, none all of it.
+      const int64_t most = rows_.size() >= request_.top ? budget : kMostOver * budget;
+      if (!rows_.empty() && spent_ >= most) {
         ++result_.rejected.budget;
         continue;
       }

@@ -17,7 +17,7 @@ inline PlanRequest SmallDense(int gpus) {
   request.gpus = gpus;
   request.global_batch = 96;
   request.sequence = 1024;
-  request.budget = 200'000'000;
+  request.budget = 1'000'000'000;
   return request;
 }
 

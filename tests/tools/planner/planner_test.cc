@@ -15,6 +15,7 @@ namespace {
 PlanRequest Exhaustive(PlanRequest request) {
   request.schedules = {"1f1b"};
   request.top = 1000;
+  request.budget = 1'000'000'000'000;
   return request;
 }
 

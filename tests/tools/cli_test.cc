@@ -79,10 +79,13 @@ TEST_CASE("every command has a transcript and a help whose example runs") {
     std::ranges::replace(command, '\n', ' ');
     // An example is to run; how long it searches is for the transcripts.
     if (name == "compare") command += kSanitized ? " --no-auto" : " --budget 50ms";
+    if (name == "plan") command += " --budget 500ms";
     const std::string run =
         "$ contraflow compile --schedule 1f1b --ranks 2 --microbatches 4 -o plan.json\n"
         "$ cp plan.json other.json\n"
         "$ echo 'a text' > text.txt\n"
+        "$ cp " CF_TEST_DIR
+        "/tools/profile/configs/llama-3.1-8b.json config.json\n"
         "$ contraflow export plan.json --to torch-csv -o schedule.csv\n"
         "$ contraflow simulate plan.json --trace trace.json >/dev/null\n"
         "$ " +
@@ -91,7 +94,7 @@ TEST_CASE("every command has a transcript and a help whose example runs") {
     ++commands;
     at = top.find('\n', at) + 1;
   }
-  CHECK(commands == 16);
+  CHECK(commands == 17);
 }
 
 #ifdef NDEBUG  // debug information has folders

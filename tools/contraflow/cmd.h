@@ -32,6 +32,7 @@ extern const Command kExplainCommand;
 extern const Command kExportCommand;
 extern const Command kImportCommand;
 extern const Command kListCommand;
+extern const Command kPlanCommand;
 extern const Command kProfileCommand;
 extern const Command kProfilesCommand;
 extern const Command kShowCommand;

@@ -9,16 +9,12 @@
 #include "tools/cli/options.h"
 #include "tools/cli/terminal.h"
 #include "tools/contraflow/cmd.h"
+#include "tools/contraflow/gpu_option.h"
 #include "tools/profile/costs_file.h"
 #include "tools/profile/hf_config.h"
 
 namespace contraflow {
 namespace {
-
-constexpr const char* kGpuHelp =
-    "a100, a100-40gb, a800, b200, b300, gb200, gb300, h20,\n"
-    "h100, h200, h800, l40s, mi300x or mi355x; or a FILE.json\n"
-    "with \"name\", \"bf16_tflops\", \"memory_gb\" and the like";
 
 struct CostsInitOptions {
   std::string config, like, gpu, out = "-", dtype = "bf16";
@@ -27,16 +23,6 @@ struct CostsInitOptions {
   double wait = CostSetup().wait;
   std::vector<CLI::Option*> of_model;  ///< the options that say something about --hf
 };
-
-/// A known GPU, or one that a file describes.
-GpuSheet GpuOf(const std::string& text) {
-  if (text.ends_with(".json")) return ReadGpuFile(ReadFile(text, kMaxGpuFileBytes), text);
-  try {
-    return FindGpu(text);
-  } catch (const Error& error) {
-    throw UsageError(std::string("`gpu`: ") + error.what());
-  }
-}
 
 CostSetup SetupOf(const CostsInitOptions& options, const GpuSheet& gpu) {
   CostSetup setup;

@@ -1,0 +1,184 @@
+#include "tools/planner/configuration.h"
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <optional>
+
+#include "compiler/plan/error.h"
+#include "compiler/plan/units.h"
+
+namespace contraflow {
+namespace {
+
+constexpr std::array<std::string_view, 8> kKeys = {"tp", "cp", "ep",          "etp",
+                                                   "pp", "dp", "micro-batch", "zero"};
+/// Larger ones hold more and save little.
+constexpr int kMostMicroBatch = 16;
+constexpr int kMostZero = 2;
+
+std::vector<int> PowersOfTwo(int most) {
+  std::vector<int> values;
+  for (int64_t value = 1; value <= most; value *= 2) values.push_back(static_cast<int>(value));
+  return values;
+}
+
+std::vector<int> DivisorsOf(int64_t number, int most) {
+  std::vector<int> values;
+  for (int value = 1; value <= most && value <= number; ++value) {
+    if (number % value == 0) values.push_back(value);
+  }
+  return values;
+}
+
+/// The fixed value of a key alone, else all.
+std::vector<int> Choices(const PlanRequest& request, std::string_view key, std::vector<int> all) {
+  const auto fixed = request.fixed.find(key);
+  return fixed == request.fixed.end() ? all : std::vector<int>{fixed->second};
+}
+
+int64_t ExpertsOf(const ModelShape& model) {
+  int64_t experts = 1;
+  for (const LayerShape& layer : model.layers) experts = std::max(experts, layer.moe.experts);
+  return experts;
+}
+
+/// True if the costs of a setup exist: heads, widths and experts divide.
+bool FitsShape(const PlanRequest& request, const Configuration& configuration) {
+  try {
+    CheckSetup(request.SetupOf(configuration), request.model);
+    return true;
+  } catch (const Error&) {
+    return false;
+  }
+}
+
+/// Sets ZeRO: as fixed, else 1 where anything has a copy to share with, since that takes no longer
+/// and holds less in these costs. False if what is fixed has nothing to share.
+bool SetZero(const PlanRequest& request, Configuration* configuration) {
+  const Copies copies = CopiesOf(configuration->parallel(), configuration->replicas());
+  const bool shares =
+      request.model.has_experts() ? std::max(copies.experts, copies.rest) > 1 : copies.rest > 1;
+  const auto fixed = request.fixed.find("zero");
+  configuration->zero = fixed == request.fixed.end() ? (shares ? 1 : 0) : fixed->second;
+  return shares || configuration->zero == 0;
+}
+
+/// Divides the batch; false where that leaves a remainder.
+bool Divide(const PlanRequest& request, Configuration* configuration) {
+  const int64_t rows = int64_t{configuration->dp} * configuration->micro_batch;
+  if (request.global_batch % rows != 0) return false;
+  configuration->microbatches = static_cast<int>(request.global_batch / rows);
+  return true;
+}
+
+std::string FixedText(const FixedValues& fixed) {
+  std::string text;
+  for (const auto& [key, value] : fixed) {
+    text += (text.empty() ? "" : ",") + key + "=" + std::to_string(value);
+  }
+  return text;
+}
+
+}  // namespace
+
+FixedValues ParseFixed(std::string_view text) {
+  FixedValues fixed;
+  while (true) {
+    const std::string_view pair = text.substr(0, text.find(','));
+    const size_t at = pair.find('=');
+    const std::string key(pair.substr(0, at));
+    if (std::ranges::find(kKeys, key) == kKeys.end()) {
+      std::string known;
+      for (const std::string_view each : kKeys)
+        known += (known.empty() ? "" : ", ") + std::string(each);
+      throw Error("`fix`: there is no \"" + key + "\"; known are " + known);
+    }
+    const std::string_view number = at == std::string_view::npos ? "" : pair.substr(at + 1);
+    const int least = key == "zero" ? 0 : 1;
+    int value = 0;
+    const auto [end, error] = std::from_chars(number.data(), number.data() + number.size(), value);
+    if (number.empty() || error != std::errc() || end != number.data() + number.size() ||
+        value < least) {
+      throw Error("`fix`: " + key + " must be a whole number of at least " + std::to_string(least) +
+                  ", as in " + key + "=1");
+    }
+    if (key == "zero" && value > kMostZero) throw Error("`fix`: zero must be 0, 1 or 2");
+    if ((key == "cp" || key == "etp") && value != 1) {
+      throw Error("`fix`: " + key + " other than 1 is not looked at; leave it out");
+    }
+    if (!fixed.emplace(key, value).second) throw Error("`fix`: has " + key + " twice");
+    if (pair.size() == text.size()) return fixed;
+    text.remove_prefix(pair.size() + 1);
+  }
+}
+
+CostSetup PlanRequest::SetupOf(const Configuration& configuration) const {
+  CostSetup setup;
+  setup.gpu = &gpu;
+  setup.tensor_parallel = configuration.tp;
+  setup.expert_parallel = configuration.ep;
+  setup.expert_tensor = configuration.etp;
+  setup.sequence = sequence;
+  setup.micro_batch = configuration.micro_batch;
+  setup.fp8 = fp8;
+  setup.efficiency = DefaultEfficiencies(fp8);
+  return setup;
+}
+
+std::vector<Configuration> ConfigurationsOf(const PlanRequest& request, Rejected* rejected) {
+  const int node = static_cast<int>(std::min<int64_t>(request.gpu.node, request.gpus));
+  const auto layers = static_cast<int>(request.model.layers.size());
+  const std::vector<int> tps = Choices(request, "tp", PowersOfTwo(node));
+  const std::vector<int> eps =
+      Choices(request, "ep", DivisorsOf(ExpertsOf(request.model), request.gpus));
+  const std::vector<int> pps = Choices(request, "pp", DivisorsOf(request.gpus, layers));
+  const std::vector<int> sizes = Choices(request, "micro-batch", PowersOfTwo(kMostMicroBatch));
+  const auto dp = request.fixed.find("dp");
+  std::vector<Configuration> found;
+  int batches = 0;  // configurations that only the batch does not divide
+  for (const int tp : tps) {
+    for (const int ep : eps) {
+      for (const int pp : pps) {
+        for (const int size : sizes) {
+          const int64_t split = int64_t{tp} * pp;
+          Configuration each{.tp = tp, .ep = ep, .pp = pp, .micro_batch = size};
+          if (request.gpus % split != 0 || !FlawOf(each.parallel()).empty()) {
+            ++rejected->shape;
+            continue;
+          }
+          each.dp = static_cast<int>(request.gpus / split);
+          if ((dp != request.fixed.end() && dp->second != each.dp) ||
+              each.dp % each.parallel().batches() != 0 || pp > layers ||
+              !FitsShape(request, each)) {
+            ++rejected->shape;
+            continue;
+          }
+          if (!SetZero(request, &each)) {
+            ++rejected->shape;
+            continue;
+          }
+          if (!Divide(request, &each)) {
+            ++rejected->shape;
+            ++batches;
+            continue;
+          }
+          found.push_back(each);
+        }
+      }
+    }
+  }
+  if (!found.empty()) return found;
+  const std::string fixed = FixedText(request.fixed);
+  if (batches > 0) {
+    throw Error("`global_batch`: " + std::to_string(request.global_batch) +
+                " sequences do not divide into whole micro-batches of any configuration; give a "
+                "multiple of the replicas, such as " +
+                std::to_string(request.gpus) +
+                (fixed.empty() ? "" : ", or `fix` less than " + fixed));
+  }
+  throw Error("`gpus`: the model cannot be split over " + std::to_string(request.gpus) + " GPUs" +
+              (fixed.empty() ? "; give a multiple of 8" : " with `fix` " + fixed + "; fix less"));
+}
+
+}  // namespace contraflow

@@ -1,0 +1,64 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tools/profile/model_shape.h"
+#include "tools/profile/setup.h"
+
+namespace contraflow {
+
+/// One way to train a model on a number of GPUs.
+struct Configuration {
+  int tp = 1, ep = 1, etp = 1, pp = 1;
+  int dp = 1;            ///< replicas of a pipeline, GPUs / (tp x pp)
+  int micro_batch = 1;   ///< sequences
+  int microbatches = 0;  ///< of one step, of each of the dp replicas
+  int zero = 0;
+
+  Parallel parallel() const { return {.tp = tp, .ep = ep, .etp = etp}; }
+  /// Replicas of the whole pipeline of expert groups, as `contraflow compile` counts them.
+  int replicas() const { return dp / parallel().batches(); }
+  bool operator==(const Configuration&) const = default;
+};
+
+/// Values that a configuration must have, by "tp", "ep", "pp", "dp", "micro-batch", "zero" and
+/// "cp" and "etp", of which only 1 is looked at.
+using FixedValues = std::map<std::string, int, std::less<>>;
+
+/// Reads "tp=8,pp=4". Throws Error that says what is wrong.
+FixedValues ParseFixed(std::string_view text);
+
+/// A model, a machine and the work of a step.
+struct PlanRequest {
+  ModelShape model;
+  GpuSheet gpu;
+  int gpus = 0;
+  int global_batch = 0;  ///< sequences of a step
+  int64_t sequence = 4096;
+  bool fp8 = false;
+  FixedValues fixed = {};
+  std::vector<std::string> schedules = {"auto"};
+  int64_t budget = 20'000'000'000;  ///< of all searches, as SearchOptions counts it
+  size_t top = 5;
+
+  /// Setup of the costs of a configuration; points into this request.
+  CostSetup SetupOf(const Configuration& configuration) const;
+};
+
+/// Configurations that were not searched, by reason.
+struct Rejected {
+  int shape = 0;   ///< the model, the GPUs or the batch do not divide so
+  int memory = 0;  ///< over the memory of a GPU
+  int bound = 0;   ///< proven to take longer than a row
+  int budget = 0;  ///< estimated to take longer than all that were searched
+};
+
+/// Returns all configurations whose numbers divide, in a fixed order. Throws Error with the field
+/// and a remedy if there is none.
+std::vector<Configuration> ConfigurationsOf(const PlanRequest& request, Rejected* rejected);
+
+}  // namespace contraflow

@@ -1,0 +1,134 @@
+#include "tools/planner/estimate.h"
+
+#include <algorithm>
+
+#include "compiler/files/cost_io.h"
+#include "compiler/plan/layer_cost.h"
+#include "tools/profile/costs_file.h"
+#include "tools/profile/layer_work.h"
+
+namespace contraflow {
+namespace {
+
+/// Share of all-to-alls that a searched schedule leaves uncovered, and of a pipeline's fill; for
+/// the guess alone.
+constexpr double kExposed = 0.3, kFill = 0.5;
+
+/// Times of one micro-batch through one layer.
+struct LayerTimes {
+  Time compute = 0;     ///< of the compute lane
+  Time chain = 0;       ///< of forward and input gradient on the compute lane
+  Time all_to_all = 0;  ///< of the other lane
+};
+
+LayerTimes TimesOf(const LayerCost& layer) {
+  if (!layer.moe) {
+    const StageCost& cost = layer.cost;
+    return {.compute = cost.f + cost.b + cost.w, .chain = cost.f + cost.b};
+  }
+  const MoeCost& moe = *layer.moe;
+  LayerTimes times;
+  for (const ComponentCost& component : kComponentCosts) {
+    const Time time = moe.Of(component.op, 0);
+    const bool weight = component.op == Op::MLP_W || component.op == Op::ATTN_W;
+    const bool compute = weight || component.op == Op::ATTN_F || component.op == Op::MLP_F ||
+                         component.op == Op::ATTN_B || component.op == Op::MLP_B;
+    (compute ? times.compute : times.all_to_all) += time;
+    if (compute && !weight) times.chain += time;
+  }
+  return times;
+}
+
+/// Bytes of the state of a layer on one device.
+double StateOf(const LayerCost& layer, const Configuration& configuration, const Copies& copies) {
+  double bytes = 0;
+  int least_zero = 3;  // parameters, gradients, optimizer state, in the order of kStateBytes
+  for (const StateBytes& state : kStateBytes) {
+    const auto all = static_cast<double>((layer.*state.of_layer).value_or(0));
+    const bool shared = configuration.zero >= least_zero--;
+    const double rest = layer.rest_bytes ? static_cast<double>(RestOf(layer, state)) : all;
+    bytes += shared ? rest / static_cast<double>(copies.rest) +
+                          (all - rest) / static_cast<double>(copies.experts)
+                    : all;
+  }
+  return bytes;
+}
+
+/// Time of the gradient sum and the optimizer step of a layer.
+double UpdateOf(const LayerCost& layer, const Configuration& configuration, const Copies& copies) {
+  const auto all = static_cast<double>(layer.parameter_bytes.value_or(0));
+  const double rest =
+      layer.rest_bytes && all > 0 ? static_cast<double>(*layer.rest_bytes) / all : 1.0;
+  const double share =
+      rest / static_cast<double>(copies.rest) + (1 - rest) / static_cast<double>(copies.experts);
+  return static_cast<double>(layer.cost.reduce) * (1 - share) +
+         static_cast<double>(layer.cost.step) * (configuration.zero > 0 ? share : 1.0);
+}
+
+double FlopsOf(const WorkOfLayer& work) {
+  double flops = 0;
+  for (const LayerPart& part : work.parts) flops += part.f.flops;
+  return flops;
+}
+
+}  // namespace
+
+bool Estimate::Tight(const Configuration& configuration, int64_t memory) const {
+  const int64_t held = std::min(configuration.pp, configuration.microbatches);
+  return fixed + held * one_batch > memory;
+}
+
+std::string PlannerCosts::TextOf(const Configuration& configuration) const {
+  const CostSetup setup = request_.SetupOf(configuration);
+  return WriteCostsByLayer(request_.model, setup, CostsOf(request_.model, setup));
+}
+
+const CostModel& PlannerCosts::Of(const Configuration& configuration) {
+  const std::array<int, 3> key = {configuration.tp, configuration.ep, configuration.micro_batch};
+  const auto made = made_.find(key);
+  if (made != made_.end()) return made->second;
+  return made_.emplace(key, ReadCosts(TextOf(configuration), "costs")).first->second;
+}
+
+Estimate PlannerCosts::EstimateOf(const Configuration& configuration) {
+  const CostModel& costs = Of(configuration);
+  const Copies copies = CopiesOf(configuration.parallel(), configuration.replicas());
+  LayerTimes sum;
+  Time longest = 0;
+  double updates = 0, state = 0, activations = 0;
+  for (const LayerCost& layer : costs.layers) {
+    const LayerTimes times = TimesOf(layer);
+    sum.compute += times.compute * layer.repeat;
+    sum.chain += times.chain * layer.repeat;
+    sum.all_to_all += times.all_to_all * layer.repeat;
+    longest = std::max(longest, times.compute);
+    updates += layer.repeat * UpdateOf(layer, configuration, copies);
+    state += layer.repeat * StateOf(layer, configuration, copies);
+    activations += static_cast<double>(layer.activation_bytes) * layer.repeat;
+  }
+  const Time pp = configuration.pp, m = configuration.microbatches;
+  // Two routes have each layer on two ranks.
+  const Time share = std::max(m * sum.compute / pp, m * longest / 2);
+  const double serial =
+      static_cast<double>(sum.compute) + kExposed * static_cast<double>(sum.all_to_all);
+  const auto ranks = static_cast<double>(pp);
+  const double busy = std::max(serial / ranks, static_cast<double>(longest));
+  return {.bound = std::max(share, sum.chain),
+          .guess = static_cast<Time>(busy * (static_cast<double>(m) + kFill * (ranks - 1)) +
+                                     updates / ranks),
+          .fixed = static_cast<int64_t>(state / ranks),
+          .one_batch = static_cast<int64_t>(activations / ranks)};
+}
+
+double ModelFlops(const PlanRequest& request) {
+  const CostSetup setup = request.SetupOf({});
+  const ModelShape& model = request.model;
+  double forward = FlopsOf(EmbeddingWork(model, setup)) + FlopsOf(HeadWork(model, setup));
+  for (const LayerShape& layer : model.layers) forward += FlopsOf(BlockWork(model, setup, layer));
+  for (int64_t i = 0; i < model.predictions; ++i) {
+    forward += FlopsOf(PredictionWork(model, setup, i));
+  }
+  return 3 * forward * request.global_batch;
+}
+
+}  // namespace contraflow

@@ -1,0 +1,42 @@
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <map>
+
+#include "compiler/plan/cost.h"
+#include "tools/planner/configuration.h"
+
+namespace contraflow {
+
+/// Figures of a configuration that need no schedule.
+struct Estimate {
+  Time bound = 0;         ///< no plan has a shorter step
+  Time guess = 0;         ///< of a step; says which configurations to search first
+  int64_t fixed = 0;      ///< bytes of parameters and their states on the average rank
+  int64_t one_batch = 0;  ///< bytes of one micro-batch's activations on the average rank
+
+  /// True if activations of 1F1B are likely to be over the memory.
+  bool Tight(const Configuration& configuration, int64_t memory) const;
+};
+
+/// Costs of the configurations of a request, each made once.
+class PlannerCosts {
+ public:
+  explicit PlannerCosts(const PlanRequest& request) : request_(request) {}
+
+  /// Text of the cost file that `costs init` would write.
+  std::string TextOf(const Configuration& configuration) const;
+  /// The same as a cost model, with the memory of the request's GPU.
+  const CostModel& Of(const Configuration& configuration);
+  Estimate EstimateOf(const Configuration& configuration);
+
+ private:
+  const PlanRequest& request_;
+  std::map<std::array<int, 3>, CostModel> made_;  // by tp, ep, micro-batch
+};
+
+/// FLOPs of a step of the model, forward and backward, nothing made again.
+double ModelFlops(const PlanRequest& request);
+
+}  // namespace contraflow

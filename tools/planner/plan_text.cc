@@ -1,0 +1,175 @@
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "compiler/files/json.h"
+#include "compiler/plan/spec.h"
+#include "compiler/plan/text.h"
+#include "compiler/plan/units.h"
+#include "tools/planner/estimate.h"
+#include "tools/planner/planner.h"
+#include "tools/report/report.h"
+#include "tools/report/text.h"
+
+namespace contraflow {
+namespace {
+
+std::string Rounded(double value, double scale) {
+  return FormatReal(std::round(value * scale) / scale);
+}
+
+/// "compute 84 %, drain 9 %".
+std::string LimitsOf(const PlannerRow& row) {
+  std::string text;
+  for (size_t i = 0; i < std::min<size_t>(2, row.parts.size()); ++i) {
+    const auto& [name, share] = row.parts[i];
+    text += (text.empty() ? "" : ", ") + name + " " + Rounded(share * 100, 1) + " %";
+  }
+  return text;
+}
+
+/// Largest part of the step that is not compute; compute where that leaves less than a tenth.
+std::string LimitOf(const PlannerRow& row) {
+  for (const auto& [name, share] : row.parts) {
+    if (name != "compute" && share >= 0.1) return name;
+  }
+  return "compute";
+}
+
+std::vector<std::string> AssumptionsOf(const PlanRequest& request) {
+  const CostSetup setup = request.SetupOf({});
+  std::string efficiency;
+  for (size_t kind = 0; kind < kWorkKinds; ++kind) {
+    efficiency += (efficiency.empty() ? "" : ", ") +
+                  std::string(Name(static_cast<WorkKind>(kind))) + " " +
+                  FormatReal(setup.efficiency[kind]);
+  }
+  std::vector<std::string> lines = {
+      "GPU " + request.gpu.name + ": " + FormatBytes(request.gpu.memory) + ", matmuls in " +
+          (request.fp8 ? "fp8" : "bf16") + "; no memory is set aside for libraries or fragments",
+      "efficiencies, measured on H100 and H800: " + efficiency,
+      "MFU: forward and backward FLOPs without recompute, by the GPU's " +
+          std::string(request.fp8 ? "fp8" : "bf16") + " peak",
+      "all-to-alls overlap with compute as components do; tokens spread evenly over experts",
+      "ZeRO-1 where replicas share parameters: in these costs it is never longer than ZeRO-0",
+      "not looked at: cp, etp above 1, ZeRO-2 without --fix, ZeRO-3, offloading"};
+  if (!request.model.unread.empty()) lines.push_back("not in the costs: " + request.model.unread);
+  for (const std::string& note : request.model.notes) lines.push_back(note);
+  return lines;
+}
+
+/// Why the second row is longer than the first, from the largest difference in its parts.
+std::string WhyNot(const PlanRequest& request, const std::vector<PlannerRow>& rows) {
+  if (rows.size() < 2) return "";
+  const PlannerRow &best = rows[0], &next = rows[1];
+  const auto time = [](const PlannerRow& row, const std::string& name) {
+    for (const auto& [part, share] : row.parts) {
+      if (part == name) return share * static_cast<double>(row.step);
+    }
+    return 0.0;
+  };
+  std::string most;
+  double difference = 0;
+  for (const auto& [name, share] : next.parts) {
+    const double more = time(next, name) - time(best, name);
+    if (more > difference) {
+      difference = more;
+      most = name;
+    }
+  }
+  const double longer = static_cast<double>(next.step) / static_cast<double>(best.step) - 1;
+  std::string text = "row 2 takes " + FormatPercent(longer) + " longer";
+  if (most.empty()) return text;
+  return text + ": most of all " +
+         FormatWithUnit(static_cast<Time>(difference), Unit::kNanoseconds) + " more " + most +
+         " on the average rank of " + std::to_string(request.gpus / next.configuration.pp) +
+         " GPUs";
+}
+
+Json MemoryJson(const PlannerRow& row) {
+  Json memory = Json::object();
+  for (const MemoryKind& kind : MemoryKinds(row.memory, row.plan.level)) {
+    memory[std::string(kind.key)] = kind.bytes;
+  }
+  return memory;
+}
+
+}  // namespace
+
+std::string CompileLine(const PlannerRow& row, const std::string& costs,
+                        const std::string& output) {
+  const Configuration& c = row.configuration;
+  std::string line = "contraflow compile --schedule " + row.schedule + " --ranks " +
+                     std::to_string(c.pp) + " --microbatches " + std::to_string(c.microbatches);
+  if (c.replicas() > 1) line += " --data-parallel " + std::to_string(c.replicas());
+  line += " --costs " + costs;
+  if (c.zero > 0) line += " --zero " + std::to_string(c.zero);
+  if (row.recompute != "none") line += " --recompute " + row.recompute;
+  if (row.schedule == "auto") line += " --budget " + std::to_string(row.budget / 1'000'000) + "ms";
+  return line + " -o " + output;
+}
+
+std::string WritePlans(const PlanRequest& request, const PlannerResult& result) {
+  Table table = {.columns = {">tp", ">ep", ">pp", ">dp", ">mb", ">M", "recompute", ">zero",
+                             "schedule", ">step", ">tokens/s/GPU", ">MFU", ">memory", "limited by"},
+                 .rows = {}};
+  for (const PlannerRow& row : result.rows) {
+    const Configuration& c = row.configuration;
+    table.rows.push_back({std::to_string(c.tp), std::to_string(c.ep), std::to_string(c.pp),
+                          std::to_string(c.dp), std::to_string(c.micro_batch),
+                          std::to_string(c.microbatches), row.recompute, std::to_string(c.zero),
+                          row.schedule, FormatWithUnit(row.step, Unit::kNanoseconds),
+                          Rounded(row.tokens_per_second_per_gpu, 1), FormatPercent(row.mfu),
+                          FormatBytes(row.memory.total()), LimitsOf(row)});
+  }
+  std::string text = FormatTable(table) + "\n";
+  if (const std::string why = WhyNot(request, result.rows); !why.empty()) text += why + "\n";
+  text +=
+      "mb sequences a micro-batch, M micro-batches of each of dp replicas; memory of the "
+      "fullest rank's GPU\n";
+  const Rejected& rejected = result.rejected;
+  text += "searched " + Counted(result.searched, "configuration") +
+          "; not: " + std::to_string(rejected.shape) + " of other shape, " +
+          std::to_string(rejected.memory) + " over the memory, " + std::to_string(rejected.bound) +
+          " proven longer, " + std::to_string(rejected.budget) +
+          " guessed to be longer, which --budget would search\n";
+  for (const std::string& line : AssumptionsOf(request)) text += "assumed: " + line + "\n";
+  return text;
+}
+
+std::string PlansToJson(const PlanRequest& request, const PlannerResult& result) {
+  Json document = Json::object();
+  Json& rows = document["rows"] = Json::array();
+  for (const PlannerRow& row : result.rows) {
+    const Configuration& c = row.configuration;
+    Json each = Json::object();
+    each["tp"] = c.tp;
+    each["cp"] = 1;
+    each["ep"] = c.ep;
+    each["etp"] = c.etp;
+    each["pp"] = c.pp;
+    each["dp"] = c.dp;
+    each["micro_batch"] = c.micro_batch;
+    each["microbatches"] = c.microbatches;
+    each["recompute"] = row.recompute;
+    each["zero"] = c.zero;
+    each["schedule"] = row.schedule;
+    each["partition"] = FormatPartition(row.plan.costs->partition);
+    each["step"] = static_cast<double>(row.step) / 1e9;
+    each["tokens_per_second_per_gpu"] = row.tokens_per_second_per_gpu;
+    each["mfu"] = row.mfu;
+    each["memory"] = MemoryJson(row);
+    each["limited_by"] = LimitOf(row);
+    each["bound"] = static_cast<double>(row.bound) / 1e9;
+    rows.push_back(std::move(each));
+  }
+  document["assumptions"] = AssumptionsOf(request);
+  const Rejected& rejected = result.rejected;
+  document["rejected"] = {{"memory", rejected.memory},
+                          {"shape", rejected.shape},
+                          {"bound", rejected.bound},
+                          {"budget", rejected.budget}};
+  return FormatJson("plan", document);
+}
+
+}  // namespace contraflow

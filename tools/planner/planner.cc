@@ -1,0 +1,249 @@
+#include "tools/planner/planner.h"
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "compiler/plan/error.h"
+#include "compiler/plan/text.h"
+#include "compiler/simulate/simulate.h"
+#include "schedules/compile.h"
+#include "schedules/partition/made_plans.h"
+#include "schedules/registry.h"
+#include "tools/cli/compile_flags.h"
+#include "tools/planner/estimate.h"
+#include "tools/report/explanation.h"
+
+namespace contraflow {
+namespace {
+
+/// Share of the budget for first looks; the rest is for the best again.
+constexpr double kFirst = 0.6;
+/// Shortest search of a first look, and the share of the budget that it takes.
+constexpr int64_t kLeastLook = 20'000'000, kLooks = 200;
+/// Times the budget of first looks that are spent where there are fewer rows than asked for.
+constexpr int64_t kMostOver = 3;
+/// Work of a compilation beside its search, for each entry of the layers and for each of its cells:
+/// nanoseconds, about.
+constexpr int64_t kCompile = 100'000'000, kEntry = 25'000'000, kCell = 50'000;
+
+struct Candidate {
+  Configuration configuration;
+  Estimate estimate;
+};
+
+int64_t CellsOf(const Configuration& configuration) {
+  return int64_t{configuration.pp} * configuration.microbatches;
+}
+
+CompileFlags FlagsOf(const Configuration& configuration, const CostModel& costs,
+                     const std::string& schedule, const std::string& recompute, int64_t budget) {
+  CompileFlags flags;
+  flags.schedule = ScheduleName(schedule);
+  flags.ranks = configuration.pp;
+  flags.microbatches = configuration.microbatches;
+  flags.data_parallel = configuration.replicas();
+  flags.costs.read = costs;
+  flags.recompute = recompute;
+  if (configuration.zero > 0) flags.device_memory.zero = configuration.zero;
+  if (schedule == "auto") flags.search.budget = std::to_string(budget / 1'000'000) + "ms";
+  return flags;
+}
+
+class PlanSearch {
+ public:
+  PlanSearch(const PlanRequest& request, std::function<void(double)> report,
+             const std::atomic<bool>* stop)
+      : request_(request), report_(std::move(report)), stop_(stop), costs_(request) {}
+
+  PlannerResult Run() {
+    Collect();
+    const auto first = static_cast<int64_t>(kFirst * static_cast<double>(request_.budget));
+    LookAtAll(first);
+    if (rows_.empty()) RefuseAll();
+    result_.searched = static_cast<int>(rows_.size());
+    SortRows();
+    SearchBest(request_.budget - first);
+    SortRows();
+    if (rows_.size() > request_.top) rows_.resize(request_.top);
+    for (PlannerRow& row : rows_) Describe(&row);
+    result_.rows = std::move(rows_);
+    return std::move(result_);
+  }
+
+ private:
+  int64_t memory() const { return request_.gpu.memory; }
+  bool stopped() const { return stop_ != nullptr && stop_->load(); }
+
+  /// Work of one compilation.
+  int64_t WorkOf(const Configuration& configuration, int64_t budget) {
+    const auto entries = static_cast<int64_t>(costs_.Of(configuration).layers.size());
+    return budget + kCompile + kEntry * entries + kCell * CellsOf(configuration);
+  }
+
+  /// Candidates whose parameters fit, the most promising first.
+  void Collect() {
+    for (const Configuration& each : ConfigurationsOf(request_, &result_.rejected)) {
+      std::optional<Estimate> estimate;
+      try {
+        estimate = costs_.EstimateOf(each);
+      } catch (const Error&) {  // more bytes or time than a cost file may say
+        ++result_.rejected.shape;
+        continue;
+      }
+      least_ = std::min(least_, estimate->fixed);
+      if (estimate->fixed > memory()) {
+        ++result_.rejected.memory;
+        continue;
+      }
+      candidates_.push_back({each, *estimate});
+    }
+    std::ranges::stable_sort(candidates_, {}, [](const Candidate& c) { return c.estimate.guess; });
+  }
+
+  void LookAtAll(int64_t budget) {
+    const int64_t look = std::max(kLeastLook, request_.budget / kLooks);
+    for (const Candidate& candidate : candidates_) {
+      if (stopped() && !rows_.empty()) return;
+      if (!rows_.empty() && candidate.estimate.bound > best_) {
+        ++result_.rejected.bound;
+        continue;
+      }
+      // Few rows are worth more time, none all of it.
+      const int64_t most = rows_.size() >= request_.top ? budget : kMostOver * budget;
+      if (!rows_.empty() && spent_ >= most) {
+        ++result_.rejected.budget;
+        continue;
+      }
+      const auto share = static_cast<double>(spent_) / static_cast<double>(budget);
+      if (report_) report_(kFirst * std::min(1.0, share));
+      if (std::optional<PlannerRow> row = BestOf(candidate, look)) {
+        best_ = std::min(best_, row->step);
+        rows_.push_back(*std::move(row));
+      } else {
+        ++result_.rejected.memory;
+      }
+    }
+  }
+
+  /// Searches the best rows again.
+  void SearchBest(int64_t budget) {
+    const size_t count = std::min(rows_.size(), request_.top);
+    for (size_t i = 0; i < count && !stopped(); ++i) {
+      if (report_)
+        report_(kFirst + (1 - kFirst) * static_cast<double>(i) / static_cast<double>(count));
+      const Configuration configuration = rows_[i].configuration;
+      const Candidate candidate = {configuration, costs_.EstimateOf(configuration)};
+      const int64_t share = budget / static_cast<int64_t>(count);
+      const auto schedules = static_cast<int64_t>(request_.schedules.size());
+      const int64_t search =
+          std::max(rows_[i].budget, (share - WorkOf(configuration, 0)) / schedules);
+      std::optional<PlannerRow> row = BestOf(candidate, search);
+      if (row && row->step < rows_[i].step) rows_[i] = *std::move(row);
+    }
+  }
+
+  /// The shortest of the schedules and, where memory is tight, with and without recompute.
+  std::optional<PlannerRow> BestOf(const Candidate& candidate, int64_t budget) {
+    const bool tight = candidate.estimate.Tight(candidate.configuration, memory());
+    std::optional<PlannerRow> best;
+    for (const std::string& schedule : request_.schedules) {
+      std::optional<PlannerRow> row =
+          Compiled(candidate, schedule, tight ? "auto" : "none", budget);
+      if (!row && !tight) row = Compiled(candidate, schedule, "auto", budget);
+      if (row && (!best || row->step < best->step)) best = std::move(row);
+    }
+    return best;
+  }
+
+  /// Nothing if the schedule does not take the configuration, or does not fit.
+  std::optional<PlannerRow> Compiled(const Candidate& candidate, const std::string& schedule,
+                                     const std::string& recompute, int64_t budget) {
+    spent_ += WorkOf(candidate.configuration, budget);
+    PlannerRow row;
+    row.configuration = candidate.configuration;
+    row.schedule = schedule;
+    row.recompute = recompute;
+    row.budget = budget;
+    try {
+      CompileRequest request =
+          ResolveCompile(FlagsOf(candidate.configuration, costs_.Of(candidate.configuration),
+                                 schedule, recompute, budget));
+      request.options.control = {.stop = stop_, .report = {}, .made = &made_};
+      row.plan = Compile(request.spec, request.options);
+    } catch (const Error&) {
+      return std::nullopt;
+    }
+    row.step = Simulate(row.plan, *row.plan.costs, Keep::kFigures).makespan;
+    row.bound = candidate.estimate.bound;
+    if (row.plan.provenance) row.bound = std::max(row.bound, row.plan.provenance->bound);
+    return row;
+  }
+
+  void SortRows() {
+    std::ranges::stable_sort(rows_, {}, [](const PlannerRow& row) { return row.step; });
+  }
+
+  /// Fills in the figures that are shown.
+  void Describe(PlannerRow* row) const {
+    const Plan& plan = row->plan;
+    const double seconds = static_cast<double>(row->step) / 1e9;
+    const double gpus = request_.gpus;
+    const double peak = request_.fp8 ? request_.gpu.fp8 : request_.gpu.bf16;
+    row->tokens_per_second_per_gpu = static_cast<double>(request_.global_batch) *
+                                     static_cast<double>(request_.sequence) / seconds / gpus;
+    row->mfu = ModelFlops(request_) / (seconds * gpus * peak);
+    row->memory = std::ranges::max(MemoryOf(plan, *plan.costs), {}, &MemoryFigures::total);
+    const Explanation explanation = ExplainRun(plan, *plan.costs, Simulate(plan, *plan.costs));
+    const double all = static_cast<double>(row->step) * plan.ranks;
+    std::vector<Time> idle(kIdleCauses);
+    Time busy = 0;
+    for (int r = 0; r < plan.ranks; ++r) {
+      busy += explanation.simulation.ranks[static_cast<size_t>(r)].busy;
+      const std::vector<Time> causes = explanation.ByCause(r);
+      for (size_t i = 0; i < causes.size(); ++i) idle[i] += causes[i];
+    }
+    row->parts = {{"compute", static_cast<double>(busy) / all}};
+    for (size_t i = 0; i < idle.size(); ++i) {
+      if (idle[i] == 0) continue;
+      row->parts.emplace_back(Name(static_cast<IdleCause>(i)), static_cast<double>(idle[i]) / all);
+    }
+    std::ranges::stable_sort(row->parts, std::greater(),
+                             [](const auto& part) { return part.second; });
+  }
+
+  [[noreturn]] void RefuseAll() const {
+    if (candidates_.empty()) {
+      throw Error("`gpus`: no configuration of " + std::to_string(request_.gpus) + " GPUs fits " +
+                  FormatBytes(memory()) +
+                  "; parameters, gradients and optimizer state alone take " + FormatBytes(least_) +
+                  " of each at least; give more `gpus`, or `fix` less");
+    }
+    throw Error("`gpus`: no configuration of " + std::to_string(request_.gpus) +
+                " GPUs has a plan that fits " + FormatBytes(memory()) +
+                "; parameters, gradients and optimizer state take " + FormatBytes(least_) +
+                " of each at least, activations the rest; give more `gpus`, another schedule or a "
+                "shorter `seq`");
+  }
+
+  const PlanRequest& request_;
+  const std::function<void(double)> report_;
+  const std::atomic<bool>* const stop_;
+  PlannerCosts costs_;
+  MadePlans made_;
+  std::vector<Candidate> candidates_;
+  std::vector<PlannerRow> rows_;
+  PlannerResult result_;
+  Time best_ = INT64_MAX;
+  int64_t spent_ = 0;          // of the budget
+  int64_t least_ = INT64_MAX;  // bytes of parameters and their states on a GPU
+};
+
+}  // namespace
+
+PlannerResult FindPlans(const PlanRequest& request, const std::function<void(double)>& report,
+                        const std::atomic<bool>* stop) {
+  return PlanSearch(request, report, stop).Run();
+}
+
+}  // namespace contraflow

@@ -1,0 +1,55 @@
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "compiler/plan/plan.h"
+#include "compiler/simulate/memory.h"
+#include "tools/planner/configuration.h"
+
+namespace contraflow {
+
+/// A configuration with the best plan that was found for it.
+struct PlannerRow {
+  Configuration configuration;
+  std::string schedule;   ///< as --schedule takes it
+  std::string recompute;  ///< as --recompute takes it
+  int64_t budget = 0;     ///< of its search, nanoseconds
+  Plan plan;              ///< level comm, with its costs
+  Time step = 0;
+  Time bound = 0;
+  double tokens_per_second_per_gpu = 0, mfu = 0;
+  MemoryFigures memory;  ///< of the fullest rank
+  /// Shares of the step on the average rank, largest first: "compute" and the causes of idle time.
+  std::vector<std::pair<std::string, double>> parts;
+};
+
+/// Answer to a PlanRequest.
+struct PlannerResult {
+  std::vector<PlannerRow> rows;  ///< shortest step first, at most PlanRequest::top
+  Rejected rejected;
+  int searched = 0;  ///< configurations that were compiled and fit
+};
+
+/// Searches the configurations of a request, in the order of a guess of their steps: each for a
+/// short while, and the best again for longer. Deterministic: budgets are counted, no clock is
+/// read. `report` is called before each search with the share that is done. Ends with the rows so
+/// far once `stop` is true. Throws Error if no configuration fits, with the least memory that one
+/// needs.
+PlannerResult FindPlans(const PlanRequest& request,
+                        const std::function<void(double done)>& report = {},
+                        const std::atomic<bool>* stop = nullptr);
+
+/// Words of the `contraflow compile` that gives the plan of a row from costs in this file.
+std::string CompileLine(const PlannerRow& row, const std::string& costs, const std::string& output);
+
+/// Text for people: a row each, assumptions, and the configurations that are not in it.
+std::string WritePlans(const PlanRequest& request, const PlannerResult& result);
+/// The object of `plan --json` (the public contract).
+std::string PlansToJson(const PlanRequest& request, const PlannerResult& result);
+
+}  // namespace contraflow

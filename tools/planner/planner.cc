@@ -21,6 +21,8 @@ namespace {
 constexpr double kFirst = 0.6;
 /// Shortest search of a first look, and the share of the budget that it takes.
 constexpr int64_t kLeastLook = 20'000'000, kLooks = 200;
+/// Configurations that are searched again where none of the others fits.
+constexpr size_t kHarder = 3;
 /// Times the budget of first looks that are spent where there are fewer rows than asked for.
 constexpr int64_t kMostOver = 3;
 /// Work of a compilation beside its search, for each entry of the layers and for each of its cells:
@@ -60,6 +62,7 @@ class PlanSearch {
     Collect();
     const auto first = static_cast<int64_t>(kFirst * static_cast<double>(request_.budget));
     LookAtAll(first);
+    if (rows_.empty()) LookHarder();
     if (rows_.empty()) RefuseAll();
     result_.searched = static_cast<int>(rows_.size());
     SortRows();
@@ -109,9 +112,9 @@ class PlanSearch {
         ++result_.rejected.bound;
         continue;
       }
-      // Few rows are worth more time, none all of it.
+      // Few rows are worth more time.
       const int64_t most = rows_.size() >= request_.top ? budget : kMostOver * budget;
-      if (!rows_.empty() && spent_ >= most) {
+      if (spent_ >= most) {
         ++result_.rejected.budget;
         continue;
       }
@@ -122,6 +125,19 @@ class PlanSearch {
         rows_.push_back(*std::move(row));
       } else {
         ++result_.rejected.memory;
+      }
+    }
+  }
+
+  /// Searches the configurations that need least memory, whether 1F1B fits or not.
+  void LookHarder() {
+    thorough_ = true;
+    std::ranges::stable_sort(candidates_, {}, [](const Candidate& candidate) {
+      return candidate.estimate.fixed + candidate.estimate.one_batch;
+    });
+    for (size_t i = 0; i < std::min(kHarder, candidates_.size()) && !stopped(); ++i) {
+      if (std::optional<PlannerRow> row = BestOf(candidates_[i], kLeastLook)) {
+        rows_.push_back(*std::move(row));
       }
     }
   }
@@ -159,6 +175,10 @@ class PlanSearch {
   /// Nothing if the schedule does not take the configuration, or does not fit.
   std::optional<PlannerRow> Compiled(const Candidate& candidate, const std::string& schedule,
                                      const std::string& recompute, int64_t budget) {
+    // A search that finds nothing takes long, and hardly any order holds less than 1F1B.
+    if (schedule == "auto" && !thorough_ && !Compiled(candidate, "1f1b", recompute, 0)) {
+      return std::nullopt;
+    }
     spent_ += WorkOf(candidate.configuration, budget);
     PlannerRow row;
     row.configuration = candidate.configuration;
@@ -219,9 +239,14 @@ class PlanSearch {
                   "; parameters, gradients and optimizer state alone take " + FormatBytes(least_) +
                   " of each at least; give more `gpus`, or `fix` less");
     }
-    throw Error("`gpus`: no configuration of " + std::to_string(request_.gpus) +
-                " GPUs has a plan that fits " + FormatBytes(memory()) +
-                "; parameters, gradients and optimizer state take " + FormatBytes(least_) +
+    const size_t left = static_cast<size_t>(result_.rejected.budget);
+    throw Error("`gpus`: " +
+                (left == 0 ? std::string("no configuration")
+                           : "none of the " + std::to_string(candidates_.size() - left) +
+                                 " configurations that `budget` had time for") +
+                " of " + std::to_string(request_.gpus) + " GPUs has a plan that fits " +
+                FormatBytes(memory()) + "; parameters, gradients and optimizer state take " +
+                FormatBytes(least_) +
                 " of each at least, activations the rest; give more `gpus`, another schedule or a "
                 "shorter `seq`");
   }
@@ -234,6 +259,7 @@ class PlanSearch {
   std::vector<Candidate> candidates_;
   std::vector<PlannerRow> rows_;
   PlannerResult result_;
+  bool thorough_ = false;  // `auto` is searched even where 1F1B does not fit
   Time best_ = INT64_MAX;
   int64_t spent_ = 0;          // of the budget
   int64_t least_ = INT64_MAX;  // bytes of parameters and their states on a GPU

@@ -4,6 +4,7 @@
 #include <array>
 #include <charconv>
 #include <optional>
+#include <utility>
 
 #include "compiler/plan/error.h"
 #include "compiler/plan/units.h"
@@ -34,7 +35,7 @@ std::vector<int> DivisorsOf(int64_t number, int most) {
 /// The fixed value of a key alone, else all.
 std::vector<int> Choices(const PlanRequest& request, std::string_view key, std::vector<int> all) {
   const auto fixed = request.fixed.find(key);
-  return fixed == request.fixed.end() ? all : std::vector<int>{fixed->second};
+  return fixed == request.fixed.end() ? std::move(all) : std::vector<int>{fixed->second};
 }
 
 int64_t ExpertsOf(const ModelShape& model) {

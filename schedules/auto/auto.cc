@@ -33,6 +33,7 @@
 #include "schedules/published/rows.h"
 #include "schedules/recompute/memory_advice.h"
 #include "schedules/recompute/recompute.h"
+#include "schedules/registry.h"
 #include "schedules/search/candidates.h"
 #include "schedules/search/incumbent.h"
 #include "schedules/search/portfolio.h"

@@ -32,8 +32,8 @@
 #include "schedules/published/placement.h"
 #include "schedules/published/rows.h"
 #include "schedules/recompute/memory_advice.h"
+#include "schedules/recompute/published_plan.h"
 #include "schedules/recompute/recompute.h"
-#include "schedules/registry.h"
 #include "schedules/search/candidates.h"
 #include "schedules/search/incumbent.h"
 #include "schedules/search/portfolio.h"
@@ -195,13 +195,19 @@ class AutoSearch {
       // The least that is done whatever the budget counts for nothing.
       if (large) work_.Spend(work);
       try {
-        OfferPlan(GeneratePlan(*spec, control_), *spec, placement);
+        OfferPlan(Published(*schedule, *spec), *spec, placement);
       } catch (const InternalError&) {
         throw;
       } catch (const Error&) {
         // A limit or costs that this schedule cannot have.
       }
     }
+  }
+
+  Plan Published(const Schedule& schedule, const Spec& spec) const {
+    CheckSpec(spec);
+    if (spec.costs.layers.empty()) return PlanOfStages(schedule, spec);
+    return control_.made->Get(spec, [&] { return PlanOfLayers(schedule, spec, control_); });
   }
 
   /// Offers the plan of a published schedule if it fits.

@@ -67,8 +67,7 @@ Plan GeneratePlan(const Spec& spec, const SearchControl& control) {
     return GeneratePlan(spec, keeping);
   }
   if (&schedule == &kAuto) return SearchPlan(spec, control);
-  if (!layered) return PlanOfStages(schedule, spec);
-  return control.made->Get(spec, [&] { return PlanOfLayers(schedule, spec, control); });
+  return PlanOfPublished(schedule, spec, control);
 }
 
 bool FitsRecomputed(const Spec& spec, const SearchControl& control) {

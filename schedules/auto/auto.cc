@@ -26,13 +26,11 @@
 #include "compiler/simulate/simulate.h"
 #include "schedules/auto/shape.h"
 #include "schedules/local/noise.h"
-#include "schedules/partition/made_plans.h"
 #include "schedules/partition/partition.h"
 #include "schedules/partition/staged.h"
 #include "schedules/published/placement.h"
 #include "schedules/published/rows.h"
 #include "schedules/recompute/memory_advice.h"
-#include "schedules/recompute/published_plan.h"
 #include "schedules/recompute/recompute.h"
 #include "schedules/search/candidates.h"
 #include "schedules/search/incumbent.h"
@@ -48,12 +46,11 @@ constexpr int64_t kStep = 4, kMostTimes = int64_t{1} << 30;
 /// Published schedules get partitions of their own if a shape with their routes has come within
 /// this share of the incumbent.
 constexpr int64_t kNear = 32;
-/// Orders that one takes as long as to evaluate that is made with its messages and bounds, that
-/// each choice of what to recompute takes, and that the steps of components of a few partitions
-/// take.
-constexpr int64_t kOrdersMade = 8, kOrdersRecomputed = 200, kOrdersLowered = 2400;
-/// Partitions of each stage that are judged; orders of a first run of a shape, about.
-constexpr int64_t kPartitionsJudged = 120, kOrdersOfRun = 400;
+/// Orders that each choice of what to recompute takes as long as to evaluate, and the steps of
+/// components of a few partitions.
+constexpr int64_t kOrdersRecomputed = 200, kOrdersLowered = 2400;
+/// Partitions of each stage that are judged, about.
+constexpr int64_t kPartitionsJudged = 120;
 /// Instructions of a partition search at most, and of a plan that is always made.
 constexpr int64_t kPartitionWork = 6'000'000, kSoonMade = 400'000;
 
@@ -189,25 +186,20 @@ class AutoSearch {
       if (!Allows(asked_.search.placement, placement)) continue;
       const int64_t work = WorkOfPublished(frame, *spec);
       const bool large = work > kSoonMade && !control_.all_made;
-      const bool run = work > kOrdersOfRun * InstructionsOf(frame);
+      const bool run = work > kOrdersOfLayers * InstructionsOf(frame);
       if (turn != (!large ? Turn::kSoon : run ? Turn::kAfterRuns : Turn::kBeforeRuns)) continue;
       if (!Promises(frame.routes, large) || (large && work_.spent() && incumbent_.any())) continue;
       // The least that is done whatever the budget counts for nothing.
       if (large) work_.Spend(work);
       try {
-        OfferPlan(Published(*schedule, *spec), *spec, placement);
+        CheckSpec(*spec);
+        OfferPlan(PlanOfPublished(*schedule, *spec, control_), *spec, placement);
       } catch (const InternalError&) {
         throw;
       } catch (const Error&) {
         // A limit or costs that this schedule cannot have.
       }
     }
-  }
-
-  Plan Published(const Schedule& schedule, const Spec& spec) const {
-    CheckSpec(spec);
-    if (spec.costs.layers.empty()) return PlanOfStages(schedule, spec);
-    return control_.made->Get(spec, [&] { return PlanOfLayers(schedule, spec, control_); });
   }
 
   /// Offers the plan of a published schedule if it fits.

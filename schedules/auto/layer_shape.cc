@@ -37,12 +37,10 @@ constexpr int64_t kShortShare = 16;
 /// Partitions of those that are searched again, each with so many such shares.
 constexpr size_t kMostAgain = 2;
 constexpr int64_t kSharesAgain = 2;
-/// Orders of a first run, over all partitions.
-constexpr int64_t kOrders = 400, kOrdersThatHoldLess = 1600;
+/// Orders of a first run, over all partitions, where cells run again or go to the host.
+constexpr int64_t kOrdersThatHoldLess = 1600;
 /// Orders that one takes as long as to evaluate that is simulated.
 constexpr int64_t kOrdersSimulated = 3;
-/// Likewise, that is made with its messages and bounds.
-constexpr int64_t kOrdersOffered = 8;
 /// Share of the rest in which layers move.
 constexpr int64_t kMovedShare = 4;
 /// Share of a run that the bound for any partition may take.
@@ -123,7 +121,7 @@ class LayerShape : public Shape {
   }
 
   int64_t instructions() const override { return InstructionsOf(frame_); }
-  int64_t orders() const override { return HoldsLess() ? kOrdersThatHoldLess : kOrders; }
+  int64_t orders() const override { return HoldsLess() ? kOrdersThatHoldLess : kOrdersOfLayers; }
   const std::vector<Route>& routes() const override { return frame_.routes; }
 
   std::optional<Lack> WhyNot() override {
@@ -263,7 +261,7 @@ class LayerShape : public Shape {
     std::optional<Order> order = ToOrder(problem, *look.order);
     if (!order) return;
     const Evaluation evaluated = Evaluate(problem, *order);
-    work_->Spend(kOrdersOffered * instructions());
+    work_->Spend(kOrdersMade * instructions());
     if (!evaluated.fits) return;
     OfferOrder(candidate, look.partition,
                {std::move(*order), evaluated.makespan, look.order->schedule});

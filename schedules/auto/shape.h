@@ -14,6 +14,11 @@
 
 namespace contraflow {
 
+/// Orders that one takes as long as to evaluate that is made with its messages and bounds.
+inline constexpr int64_t kOrdersMade = 8;
+/// Orders of a first run of a shape of layers, over all partitions.
+inline constexpr int64_t kOrdersOfLayers = 400;
+
 /// One part of the space that `auto` searches: a placement and depth, in one of the ways that the
 /// spec leaves open to hold less, within one limit.
 class Shape {

@@ -174,8 +174,9 @@ Plan FromPublished(const Schedule& schedule, const Spec& spec, const SearchContr
 
 }  // namespace
 
-Plan PlanOfLayers(const Schedule& schedule, const Spec& spec, const SearchControl& control) {
-  return FromPublished(schedule, spec, control);
+Plan PlanOfPublished(const Schedule& schedule, const Spec& spec, const SearchControl& control) {
+  if (spec.costs.layers.empty()) return PlanOfStages(schedule, spec);
+  return control.made->Get(spec, [&] { return FromPublished(schedule, spec, control); });
 }
 
 void CheckDevicesForLayers(const Spec& spec, const SearchControl& control) {

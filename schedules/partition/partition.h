@@ -11,12 +11,12 @@
 
 namespace contraflow {
 
-/// The plan of a published schedule for costs of layers: the partition that the spec asks for, with
-/// the order that the schedule then has; of a free choice the one with the shortest step. The plan
-/// brings the costs of its stages (CostModel::partition). SearchControl::made is not null.
-/// Deterministic. Throws as GeneratePlan does, and if the layers cannot become so many stages
-/// (RejectPartition).
-Plan PlanOfLayers(const Schedule& schedule, const Spec& spec, const SearchControl& control);
+/// The plan of a published schedule for costs of stages (PlanOfStages) or of layers, which
+/// SearchControl::made, not null for these, keeps: the partition that the spec asks for, with the
+/// order that the schedule then has; of a free choice the one with the shortest step. That plan
+/// brings the costs of its stages (CostModel::partition). Deterministic. Throws as GeneratePlan
+/// does, and if the layers cannot become so many stages (RejectPartition).
+Plan PlanOfPublished(const Schedule& schedule, const Spec& spec, const SearchControl& control);
 
 /// Throws Error if the layers cannot become so many stages.
 void RequirePartition(const Schedule& schedule, const Spec& spec, int stages);

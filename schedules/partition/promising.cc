@@ -74,7 +74,7 @@ FirstOrder FirstLook(const Spec& of, const Plan& frame, LayerStages* layers, Jud
                      SearchWork* work) {
   FirstOrder look;
   look.partition = StartingPartitions(*layers, frame, of.costs).front();
-  // As it is, an order says more about what it becomes than its least memory does.
+  // Its full memory says more about an order than the least that it could do with.
   Spec plain = of;
   plain.recompute = {};
   plain.offload = {};

@@ -130,7 +130,7 @@ SearchProblem CoarseProblem(const SearchProblem& problem, int ranks) {
   frame.programs.clear();
   frame.ranks = ranks;
   frame.microbatches = 0;
-  // Nothing else matters to an order, and other lists would have an entry for each stage.
+  // An order depends on these alone, and other lists would have an entry for each stage.
   CostModel costs;
   costs.unit = problem.costs.unit;
   costs.comm = problem.costs.comm;

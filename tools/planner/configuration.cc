@@ -151,11 +151,7 @@ std::vector<Configuration> ConfigurationsOf(const PlanRequest& request, Rejected
           each.dp = static_cast<int>(request.gpus / split);
           if ((dp != request.fixed.end() && dp->second != each.dp) ||
               each.dp % each.parallel().batches() != 0 || pp > layers ||
-              !FitsShape(request, each)) {
-            ++rejected->shape;
-            continue;
-          }
-          if (!SetZero(request, &each)) {
+              !FitsShape(request, each) || !SetZero(request, &each)) {
             ++rejected->shape;
             continue;
           }

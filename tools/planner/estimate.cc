@@ -31,8 +31,7 @@ LayerTimes TimesOf(const LayerCost& layer) {
   for (const ComponentCost& component : kComponentCosts) {
     const Time time = moe.Of(component.op, 0);
     const bool weight = component.op == Op::MLP_W || component.op == Op::ATTN_W;
-    const bool compute = weight || component.op == Op::ATTN_F || component.op == Op::MLP_F ||
-                         component.op == Op::ATTN_B || component.op == Op::MLP_B;
+    const bool compute = WorkOf(component.op) != Work::kAllToAll;
     (compute ? times.compute : times.all_to_all) += time;
     if (compute && !weight) times.chain += time;
   }

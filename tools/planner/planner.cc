@@ -172,7 +172,7 @@ class PlanSearch {
     return best;
   }
 
-  /// Nothing if the schedule does not take the configuration, or does not fit.
+  /// Returns no row if the schedule does not take the configuration, or does not fit.
   std::optional<PlannerRow> Compiled(const Candidate& candidate, const std::string& schedule,
                                      const std::string& recompute, int64_t budget) {
     // A search that finds nothing takes long, and hardly any order holds less than 1F1B.

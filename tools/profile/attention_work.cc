@@ -128,7 +128,8 @@ void AddSharedKeyProjections(const Heads& heads, WorkBuilder* builder) {
             .rows = work.own_tokens,
             .in = work.hidden,
             .out = a.head_dim + wide});
-  // Of q's latent, of keys and of compressed ones; a place for each token of a compressed key.
+  // Norms of q's latent, of keys and of compressed ones; a place for each token of a compressed
+  // key.
   work.AddParameters(a.q_latent + a.head_dim);
   if (a.compress > 0) work.AddParameters(a.head_dim + a.compress * series * a.head_dim);
   work.AddMemory("norms, rotation, compression", work.tokens, heads.q + 2 * a.head_dim, 4 * kBf16,

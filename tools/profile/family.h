@@ -52,7 +52,7 @@ std::span<const Family> Families();
 /// Reads the layers of a model of this family. Throws Error with the JSON path.
 ModelShape ReadModel(const ConfigReader& config, const Family& family);
 
-// What rows of the table are made of.
+// Parts of the rows of the table.
 
 AttentionDims ReadAttention(const ConfigReader& config, const Family& family, int64_t hidden);
 MoeDims ReadExperts(const ConfigReader& config, const Family& family);

@@ -144,7 +144,7 @@ TEST_SUITE("unit") {
         split += BlockWork(model, setup, layer).parameters;
         setup.expert_tensor = 1;
       }
-      // What a group shares is small: routers, norms, latents.
+      // A group shares little: routers, norms, latents.
       CHECK(split > whole / 2);
       CHECK(split < whole * 0.53);
     }

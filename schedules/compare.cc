@@ -355,7 +355,10 @@ std::vector<CompareRow> Compare(const CompareRequest& asked,
   CompareRequest request = asked;
   MadePlans made;
   request.control.made = &made;
-  request.control.all_made = request.schedules.empty();
+  if (request.schedules.empty()) {
+    request.control.all_made = request.assumed_limit ? SearchControl::Made::kWithoutLimit
+                                                     : SearchControl::Made::kWithinLimit;
+  }
   const CostModel published = Prepare(&request);
   const bool any = request.spec.search.placement == Placement::kAny;
   // All searches share the budget: of components and of chunks, and of what holds parameters once.

@@ -184,28 +184,44 @@ class AutoSearch {
       const Plan frame = schedule->frame(*spec);
       const Placement placement = PlacementOf(frame);
       if (!Allows(asked_.search.placement, placement)) continue;
+      if (turn == Turn::kSoon && OfferRow(*schedule, *spec, placement)) continue;
+      if (rows_.contains(schedule)) continue;
       const int64_t work = WorkOfPublished(frame, *spec);
-      const bool large = work > kSoonMade && !control_.all_made;
+      const bool large = work > kSoonMade && control_.all_made != SearchControl::Made::kWithinLimit;
       const bool run = work > kOrdersOfLayers * InstructionsOf(frame);
       if (turn != (!large ? Turn::kSoon : run ? Turn::kAfterRuns : Turn::kBeforeRuns)) continue;
       if (!Promises(frame.routes, large) || (large && work_.spent() && incumbent_.any())) continue;
       // The least that is done whatever the budget counts for nothing.
       if (large) work_.Spend(work);
-      try {
-        CheckSpec(*spec);
-        OfferPlan(PlanOfPublished(*schedule, *spec, control_), *spec, placement);
-      } catch (const InternalError&) {
-        throw;
-      } catch (const Error&) {
-        // A limit or costs that this schedule cannot have.
-      }
+      OfferPlan(*schedule, *spec, placement);
     }
   }
 
-  /// Offers the plan of a published schedule if it fits.
-  void OfferPlan(Plan plan, const Spec& spec, Placement placement) {
+  /// Offers the plan without a memory limit that the caller makes anyway. False if there is none
+  /// that fits.
+  bool OfferRow(const Schedule& schedule, Spec spec, Placement placement) {
+    if (control_.all_made != SearchControl::Made::kWithoutLimit) return false;
+    spec.memory_limit.reset();
+    if (!OfferPlan(schedule, spec, placement)) return false;
+    rows_.insert(&schedule);
+    return true;
+  }
+
+  /// Offers the plan of a published schedule. False if there is none that fits.
+  bool OfferPlan(const Schedule& schedule, const Spec& spec, Placement placement) {
+    try {
+      CheckSpec(spec);
+      return OfferPlan(PlanOfPublished(schedule, spec, control_), spec, placement);
+    } catch (const InternalError&) {
+      throw;
+    } catch (const Error&) {
+      return false;  // a limit or costs that this schedule cannot have
+    }
+  }
+
+  bool OfferPlan(Plan plan, const Spec& spec, Placement placement) {
     if (!plan.costs) plan.costs = spec.costs;
-    if (!FitsMemory(plan, *plan.costs, asked_)) return;
+    if (!FitsMemory(plan, *plan.costs, asked_)) return false;
     const std::optional<int64_t> limit = LimitFor(asked_, plan.stages);
     plan.provenance = Provenance{.placement = std::string(Name(placement)),
                                  .from = plan.schedule,
@@ -215,6 +231,7 @@ class AutoSearch {
                                  .bound = ProveBound(plan, *plan.costs, limit).value};
     plan.schedule = kAuto.name;
     if (incumbent_.Offer(std::move(plan))) Report();
+    return true;
   }
 
   void Report() { work_.Found(incumbent_.worth().step, incumbent_.plan().provenance->bound); }
@@ -295,6 +312,7 @@ class AutoSearch {
   std::vector<std::unique_ptr<Shape>> shapes_;
   std::map<const Shape*, Worth> looks_;  // before any run
   std::set<const Shape*> closed_;        // that no more work can help
+  std::set<const Schedule*> rows_;       // offered as the caller makes them
 };
 
 }  // namespace

@@ -176,7 +176,9 @@ Plan FromPublished(const Schedule& schedule, const Spec& spec, const SearchContr
 
 Plan PlanOfPublished(const Schedule& schedule, const Spec& spec, const SearchControl& control) {
   if (spec.costs.layers.empty()) return PlanOfStages(schedule, spec);
-  return control.made->Get(spec, [&] { return FromPublished(schedule, spec, control); });
+  Spec one = spec;  // whatever else is searched beside it
+  one.search = {.components = spec.search.components};
+  return control.made->Get(one, [&] { return FromPublished(schedule, one, control); });
 }
 
 void CheckDevicesForLayers(const Spec& spec, const SearchControl& control) {

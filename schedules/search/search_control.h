@@ -28,8 +28,12 @@ struct SearchControl {
   /// Store of published plans of layers, and of the costs of their stages, to make them once. Null:
   /// nowhere but in this search. Must outlive it.
   MadePlans* made = nullptr;
-  /// True where the caller makes every published plan anyway, so that none costs the search.
-  bool all_made = false;
+  /// Published plans that the caller makes anyway, so that they cost the search nothing.
+  enum class Made {
+    kNone,
+    kWithinLimit,   ///< all, within the memory limit of the search
+    kWithoutLimit,  ///< all, without one
+  } all_made = Made::kNone;
 
   bool stopped() const { return stop != nullptr && stop->load(std::memory_order_relaxed); }
 };

@@ -35,14 +35,14 @@ def multiply(milliseconds):
         torch.mm(MATRIX, MATRIX, out=PRODUCT)
 
 
-MATRIX, PRODUCT, MULTIPLICATIONS = torch.full((64, 64), 1 / 64), torch.empty(64, 64), 0.0
+MATRIX, PRODUCT, MULTIPLICATIONS = torch.full((256, 256), 1 / 256), torch.empty(256, 256), 0.0
 
 
 def calibrate():
     """Sets how many multiplications take a millisecond of an idle machine."""
     global MULTIPLICATIONS
     torch.set_num_threads(1)
-    MULTIPLICATIONS = 1000.0
+    MULTIPLICATIONS = 1.0
     best = float("inf")
     for _ in range(5):
         begin = time.perf_counter()

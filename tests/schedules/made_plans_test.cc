@@ -72,7 +72,9 @@ TEST_SUITE("unit") {
     MadePlans made, of_auto;
     Plan other;
     other.schedule = "another";
-    made.Get(LayeredSpec("1f1b"), [&] { return other; });
+    Spec published = LayeredSpec("1f1b");
+    published.search = {};  // no option of a search matters to it
+    made.Get(published, [&] { return other; });
     of_auto.Get(LayeredSpec("auto"), [&] { return other; });
     const SearchControl control = {.made = &made};
     CHECK(GeneratePlan(LayeredSpec("1f1b"), control) == other);

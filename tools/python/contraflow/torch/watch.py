@@ -48,6 +48,8 @@ class Watch:
         self._timeout: Any = timeout
         self._beat = 0
         self._active = self._failed = False
+        self._closed = threading.Event()
+        weakref.finalize(getattr(place, "__self__"), self._closed.set)
         self._thread: Optional[threading.Thread] = None
         self._reason: Optional[str] = None
         self.first: Optional[str] = None  # the place and reason of another rank that failed before this one
@@ -66,6 +68,7 @@ class Watch:
     def close(self) -> None:
         """Ends the watch."""
         self._failed = True
+        self._closed.set()
 
     def fail(self, cause: str) -> str:
         """Tells the other ranks why this one stops, and returns what each was doing."""
@@ -111,7 +114,7 @@ class Watch:
 
     def _watch(self) -> None:
         while True:
-            time.sleep(PERIOD)
+            self._closed.wait(PERIOD)
             place = self._place()
             if place is None or self._failed:
                 return

@@ -72,7 +72,7 @@ const std::map<std::string, std::set<std::string>>& Allowed() {
         "schedules/*", "compiler/*"}},
       {"tools/python",
        {"tools/cli", "tools/report", "tools/pictures", "tools/interop", "tools/profile",
-        "schedules", "schedules/*", "compiler/*"}},
+        "tools/planner", "schedules", "schedules/*", "compiler/*"}},
       {"tools/contraflow-run",
        {"tools/cli", "tools/report", "runtime/*", "kernels/*", "schedules", "schedules/*",
         "compiler/*"}},

@@ -42,7 +42,7 @@ def options_of(command):
 
 class HelpTest(unittest.TestCase):
     def test_every_keyword_has_its_line(self):
-        for function in (cf.compile, cf.compare):
+        for function in (cf.compile, cf.compare, cf.plan):
             lines, options = lines_of(function), options_of(function.__name__)
             self.assertEqual(sorted(lines), sorted(inspect.signature(function).parameters))
             for name, text in lines.items():

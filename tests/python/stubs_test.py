@@ -58,7 +58,7 @@ def functions_of_stub():
         tree = ast.parse(file.read())
     for node in tree.body:
         for part in node.body if isinstance(node, ast.ClassDef) else [node]:
-            if not isinstance(part, ast.FunctionDef) or part.name in ("compile", "compare"):
+            if not isinstance(part, ast.FunctionDef) or part.name in ("compile", "compare", "plan"):
                 continue
             of = node.name if isinstance(node, ast.ClassDef) else None
             if any(isinstance(d, ast.Name) and d.id == "property" for d in part.decorator_list):

@@ -9,8 +9,8 @@
 #include "tools/cli/options.h"
 #include "tools/cli/terminal.h"
 #include "tools/contraflow/cmd.h"
-#include "tools/contraflow/gpu_option.h"
 #include "tools/profile/costs_file.h"
+#include "tools/profile/gpu_option.h"
 #include "tools/profile/hf_config.h"
 
 namespace contraflow {

@@ -134,6 +134,10 @@ std::string KeywordLines(const AddOptions& add);
 /// each.
 std::string WithCostsKeywords(const std::string& text);
 
+/// A dict as JSON; it may hold numbers and arrays of numpy. Throws Error about `name`. With the
+/// GIL.
+std::string JsonOf(const std::string& name, const py::object& value);
+
 /// Takes "costs" out of keyword arguments and puts it where AddCostsOptions would: a file or a
 /// profile by name, a Costs, or a dict as in cost files. With the GIL.
 void TakeCosts(py::dict* keywords, CostsOption* option);
@@ -179,6 +183,7 @@ void BindSimulation(py::module_& module, PlanClass* plan);
 void BindInterop(PlanClass* plan);
 void BindCompile(py::module_& module);
 void BindCompare(py::module_& module);
+void BindPlanner(py::module_& module);
 void BindDiff(py::module_& module);
 
 }  // namespace contraflow::python

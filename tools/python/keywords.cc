@@ -18,7 +18,8 @@ namespace contraflow::python {
 namespace {
 
 /// Keywords that take lists, and those of costs.
-constexpr std::array kLists = {"placement", "recompute", "offload", "partition", "schedules"};
+constexpr std::array kLists = {"placement", "recompute", "offload",
+                               "partition", "schedules", "only"};
 constexpr std::array kTimes = {"f", "b", "w", "bw", "fb", "comm", "split", "host_link", "overlap"};
 
 template <typename Names>
@@ -116,6 +117,7 @@ namespace {
 
 /// Passages of --help about the command line alone, each with what Python has in their place.
 constexpr std::pair<std::string_view, std::string_view> kForeign[] = {
+    {"; - is standard input", ", or a dict as it holds"},
     {"; a list such as 16,32,64 makes a sweep", ""},
     {"; a list such as 1x,1.5x makes a sweep", ""},
     {" (default: makespan if no COLUMN is given)", ""},
@@ -165,14 +167,11 @@ std::string WithCostsKeywords(const std::string& text) {
   return Wrapped(text, kWidth) + "\n\n" + lines.substr(lines.find("\n  f ") + 1);
 }
 
-namespace {
-
-/// A dict as the text of a cost file; measured costs may be numbers and arrays of numpy.
-std::string JsonOf(const py::object& costs) {
+std::string JsonOf(const std::string& name, const py::object& value) {
   const py::object plain = py::module_::import("operator").attr("methodcaller")("tolist");
   try {
     return py::module_::import("json")
-        .attr("dumps")(costs, py::arg("default") = plain, py::arg("allow_nan") = false)
+        .attr("dumps")(value, py::arg("default") = plain, py::arg("allow_nan") = false)
         .cast<std::string>();
   } catch (py::error_already_set& error) {
     // AttributeError: what is neither JSON nor numpy's; TypeError: a key that is no text;
@@ -181,12 +180,10 @@ std::string JsonOf(const py::object& costs) {
         !error.matches(PyExc_ValueError) && !error.matches(PyExc_RecursionError)) {
       throw;
     }
-    throw Error("costs: must hold numbers, text, lists and dicts alone, and finite numbers (" +
+    throw Error(name + ": must hold numbers, text, lists and dicts alone, and finite numbers (" +
                 std::string(py::str(error.value())) + ")");
   }
 }
-
-}  // namespace
 
 void TakeCosts(py::dict* keywords, CostsOption* option) {
   const py::object costs = keywords->attr("pop")("costs", py::none());
@@ -194,7 +191,7 @@ void TakeCosts(py::dict* keywords, CostsOption* option) {
   if (py::isinstance<CostModel>(costs)) {
     option->read = costs.cast<CostModel>();
   } else if (py::isinstance<py::dict>(costs)) {
-    option->text = JsonOf(costs);
+    option->text = JsonOf("costs", costs);
   } else if (py::isinstance<py::str>(costs) || py::hasattr(costs, "__fspath__")) {
     option->file = ValueOf("costs", costs, false);
   } else {

@@ -11,5 +11,6 @@ PYBIND11_MODULE(_core, module) {
   python::BindInterop(&plan);
   python::BindCompile(module);
   python::BindCompare(module);
+  python::BindPlanner(module);
   python::BindDiff(module);
 }

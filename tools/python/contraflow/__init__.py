@@ -18,6 +18,7 @@ try:
         Finding,
         Instruction,
         Plan,
+        Plans,
         Route,
         Simulation,
         Unsound,
@@ -40,7 +41,7 @@ except ModuleNotFoundError as error:
         "contraflow is not built in %s: cmake --build --preset release --target contraflow_python "
         "makes it in build/release/tools/python; or install it (pip install .)" % _folder
     ) from None
-from contraflow.compiling import compare, compile
+from contraflow.compiling import compare, compile, plan
 
 __all__ = [
     "Comparison",
@@ -49,12 +50,14 @@ __all__ = [
     "Finding",
     "Instruction",
     "Plan",
+    "Plans",
     "Route",
     "Simulation",
     "Unsound",
     "compare",
     "compile",
     "diff",
+    "plan",
 ]
 
 

@@ -97,6 +97,32 @@ def compare(
     return _core.compare(**locals())
 
 
-for _function, _made in ((compile, _core.compile), (compare, _core.compare)):
+def plan(
+    *,
+    model: Union[str, "os.PathLike[str]", Mapping[str, Any]],
+    gpu: Union[str, "os.PathLike[str]"],
+    gpus: int,
+    global_batch: int,
+    seq: int,
+    like: Optional[str] = None,
+    dtype: Optional[str] = None,
+    memory: Union[str, int, None] = None,
+    fix: Union[str, Mapping[str, int], None] = None,
+    only: Union[str, Sequence[str], None] = None,
+    budget: Union[str, float, None] = None,
+    top: Optional[int] = None,
+) -> _core.Plans:
+    """Finds the parallelism and schedule with the shortest step for a model on a number of GPUs.
+
+    The model is a config.json of Hugging Face, or what it holds as a dict; `fix` is text or a dict
+    such as {"tp": 8}. Ctrl-C ends the search. The keywords are the options of `contraflow plan`:
+    """
+    keywords = dict(locals())
+    if isinstance(fix, Mapping):
+        keywords["fix"] = ",".join(f"{name.replace('_', '-')}={value}" for name, value in fix.items())
+    return _core.plan(**keywords)
+
+
+for _function, _made in ((compile, _core.compile), (compare, _core.compare), (plan, _core.plan)):
     if _function.__doc__:  # python -OO has none
         _function.__doc__ = inspect.cleandoc(_function.__doc__) + f"\n\n{_made.__doc__}"

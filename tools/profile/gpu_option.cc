@@ -1,4 +1,4 @@
-#include "tools/contraflow/gpu_option.h"
+#include "tools/profile/gpu_option.h"
 
 #include "compiler/files/file.h"
 #include "compiler/plan/error.h"

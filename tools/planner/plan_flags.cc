@@ -1,0 +1,91 @@
+#include "tools/planner/plan_flags.h"
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "compiler/files/file.h"
+#include "compiler/plan/error.h"
+#include "compiler/plan/text.h"
+#include "schedules/registry.h"
+#include "tools/cli/exit.h"
+#include "tools/cli/options.h"
+#include "tools/profile/gpu_option.h"
+#include "tools/profile/hf_config.h"
+
+namespace contraflow {
+namespace {
+
+constexpr int kMostGpus = 1 << 17, kMostSequences = 1 << 20, kMostRows = 100;
+
+void CheckMost(const char* field, int value, int most) {
+  if (value <= most) return;
+  throw UsageError(std::string(field) + ": must be at most " + std::to_string(most) + ", is " +
+                   std::to_string(value));
+}
+
+std::vector<std::string> SchedulesOf(const std::string& text) {
+  std::vector<std::string> names;
+  for (size_t at = 0; at <= text.size();) {
+    const size_t end = std::min(text.find(',', at), text.size());
+    const std::string name = ScheduleName(text.substr(at, end - at));
+    ReadOption([&] { return &FindSchedule(name); });
+    names.push_back(name);
+    at = end + 1;
+  }
+  return names;
+}
+
+}  // namespace
+
+PlanRequest ResolvePlan(const PlanFlags& flags) {
+  CheckMost("`gpus`", flags.gpus, kMostGpus);
+  CheckMost("`global_batch`", flags.global_batch, kMostSequences);
+  CheckMost("`top`", flags.top, kMostRows);
+  PlanRequest request;
+  request.gpu = GpuOf(flags.gpu);
+  if (!flags.memory.empty()) {
+    request.gpu.memory = ReadOption([&] { return ParseBytes(flags.memory, "`memory`"); });
+  }
+  request.gpus = flags.gpus;
+  request.global_batch = flags.global_batch;
+  request.sequence = flags.seq;
+  request.fp8 = flags.dtype == "fp8";
+  if (request.fp8 && request.gpu.fp8 == 0) {
+    throw Error("`dtype`: the " + request.gpu.name + " has no fp8; use bf16");
+  }
+  if (!flags.fix.empty()) request.fixed = ReadOption([&] { return ParseFixed(flags.fix); });
+  if (!flags.only.empty()) request.schedules = SchedulesOf(flags.only);
+  request.budget = ParseDuration("--budget", flags.budget);
+  request.top = static_cast<size_t>(flags.top);
+  const std::string text = flags.config ? *flags.config : ReadFile(flags.model, kMaxHfConfigBytes);
+  request.model =
+      ReadHfConfig(text, flags.model == "-" ? "standard input" : flags.model, flags.like);
+  return request;
+}
+
+void AddPlanOptions(CLI::App* app, PlanFlags* flags) {
+  Require(AddText(app, "--model", &flags->model, "CONFIG.json",
+                  "config.json of a Hugging Face model; - is standard input"));
+  AddText(app, "--like", &flags->like, "TYPE",
+          "read it as a model of this \"model_type\", where its own is not known");
+  Require(AddText(app, "--gpu", &flags->gpu, "NAME", kGpuHelp));
+  Require(AddInteger(app, "--gpus", &flags->gpus, "N", "GPUs in all", 1));
+  Require(AddInteger(app, "--global-batch", &flags->global_batch, "N",
+                     "sequences of a step, of all GPUs", 1));
+  Require(AddInteger(app, "--seq", &flags->seq, "N", "tokens of a sequence", 1));
+  AddChoice(app, "--dtype", &flags->dtype, "bf16|fp8", "what matmuls take (default: bf16)");
+  AddText(app, "--memory", &flags->memory, "BYTES",
+          "of a GPU, for all that it holds (default: as the GPU has)");
+  AddText(app, "--fix", &flags->fix, "KEY=N,...",
+          "configurations with these values alone: tp, ep, pp, dp,\nmicro-batch or zero");
+  AddText(app, "--only", &flags->only, "NAME,...",
+          "schedules to compile (default: auto); contraflow list\nshows them all");
+  AddText(app, "--budget", &flags->budget, "TIME",
+          "of the whole command, about; counted in work, so that\nthe answer is the same "
+          "everywhere (default: 20s)");
+  AddInteger(app, "--top", &flags->top, "N", "rows (default: 5)", 1);
+}
+
+}  // namespace contraflow

@@ -1,0 +1,28 @@
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "tools/planner/configuration.h"
+
+namespace CLI {
+class App;
+}
+
+namespace contraflow {
+
+/// Request of `contraflow plan`, as the user wrote it.
+struct PlanFlags {
+  std::string model, like, gpu, dtype = "bf16", memory, fix, only, budget = "20s";
+  int gpus = 0, global_batch = 0, seq = 0, top = 5;
+  std::optional<std::string> config = {};  ///< text of the model's config.json, in place of a file
+};
+
+/// Adds the options that say so to a command.
+void AddPlanOptions(CLI::App* app, PlanFlags* flags);
+
+/// The same as FindPlans takes it. Reads the model, and the GPU if that is a file. Throws
+/// UsageError for a value that its option does not take, Error for what does not go together.
+PlanRequest ResolvePlan(const PlanFlags& flags);
+
+}  // namespace contraflow

@@ -3,13 +3,15 @@ and the order in which they are connected."""
 
 import gc
 import os
+import threading
+import time
 import unittest
 import unittest.mock
 
 from torch_model import Block, Processes, batch, dist, loss_fn, rows_of, torch
 
 import contraflow as cf
-from contraflow.torch import Links, PlanSchedule, links
+from contraflow.torch import Links, PlanSchedule, links, watch
 
 RANKS, MICROBATCHES = 3, 6
 
@@ -92,6 +94,10 @@ def groups_are_given_back(rank):
         counts.append(descriptors())
         dist.barrier()
     assert max(counts) <= min(counts) + 2, counts
+    end = time.monotonic() + watch.PERIOD / 2  # those who watch end with their schedules
+    while any("_watch" in thread.name for thread in threading.enumerate()):
+        assert time.monotonic() < end, threading.enumerate()
+        time.sleep(0.01)
     shared.close()
     assert descriptors() < min(counts), counts
 

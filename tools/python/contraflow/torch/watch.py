@@ -49,7 +49,7 @@ class Watch:
         self._beat = 0
         self._active = self._failed = False
         self._closed = threading.Event()
-        weakref.finalize(getattr(place, "__self__"), self._closed.set)
+        weakref.finalize(getattr(place, "__self__"), self._closed.set).atexit = False
         self._thread: Optional[threading.Thread] = None
         self._reason: Optional[str] = None
         self.first: Optional[str] = None  # the place and reason of another rank that failed before this one
@@ -114,9 +114,10 @@ class Watch:
 
     def _watch(self) -> None:
         while True:
-            self._closed.wait(PERIOD)
+            if self._closed.wait(PERIOD) or self._failed:
+                return
             place = self._place()
-            if place is None or self._failed:
+            if place is None:
                 return
             text = place()
             reason = None

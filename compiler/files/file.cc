@@ -397,6 +397,13 @@ int OpenFile(const std::string& path, int flags, unsigned mode) {
   return fd;
 }
 
+int TruncateFile(int fd, int64_t bytes) {
+  int result = 0;
+  do result = ftruncate(fd, bytes);
+  while (result < 0 && errno == EINTR);
+  return result;
+}
+
 int Descriptor::Close() {
   const int fd = fd_;
   fd_ = -1;

@@ -103,6 +103,8 @@ int64_t FileSize(const std::string& path);
 /// open(2), again where a signal has interrupted it, with flags that programs started from here get
 /// nothing of it. -1 where errno says why not.
 int OpenFile(const std::string& path, int flags, unsigned mode = 0);
+/// ftruncate(2), again where a signal has interrupted it. -1 where errno says why not.
+int TruncateFile(int fd, int64_t bytes);
 
 /// An open file of the system, closed at the end.
 class Descriptor {

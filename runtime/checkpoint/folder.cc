@@ -74,7 +74,7 @@ FolderLock::FolderLock(const std::string& directory)
   if (gethostname(host, sizeof host - 1) != 0) host[0] = '\0';
   const int size = std::snprintf(holder, sizeof holder, "process %d on %s", getpid(), host);
   // On a full disk it stays as it was: it is the lock that counts.
-  if (ftruncate(file_.get(), 0) == 0 &&
+  if (TruncateFile(file_.get(), 0) == 0 &&
       pwrite(file_.get(), holder, static_cast<size_t>(size), 0) < 0) {
     return;
   }

@@ -11,7 +11,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <boost/interprocess/file_mapping.hpp>
 #include <boost/interprocess/mapped_region.hpp>
 #include <cerrno>
 #include <cstring>
@@ -32,6 +31,13 @@ constexpr size_t kLeastRing = size_t{64} << 10, kMostRing = size_t{64} << 20;
 constexpr size_t kMostOfAll = size_t{1} << 36;
 constexpr int kMostProcesses = 1024;
 
+/// An open file in the form that Boost maps: Boost's own gives up where a signal interrupts it.
+struct OpenedFile {
+  int fd;
+
+  ipc::mapping_handle_t get_mapping_handle() const { return {fd, false}; }
+};
+
 size_t WholePages(size_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
 
 void RequireProcesses(int processes) {
@@ -39,6 +45,10 @@ void RequireProcesses(int processes) {
   throw Error(std::to_string(processes) +
               " processes of one machine cannot share memory; the most are " +
               std::to_string(kMostProcesses));
+}
+
+Error Refused(const char* reason) {
+  return Error(std::string("no memory for the processes of this job to share: ") + reason);
 }
 
 }  // namespace
@@ -85,31 +95,24 @@ size_t SharedMemory::RingBytes(int processes, int64_t message_bytes) {
 }
 
 SharedMemory::SharedMemory(int processes, size_t ring_bytes)
-    : processes_(processes), ring_bytes_(ring_bytes), mapping_(std::make_unique<Mapping>()) {
+    : processes_(processes),
+      ring_bytes_(ring_bytes),
+      file_(memfd_create("contraflow", MFD_CLOEXEC | MFD_ALLOW_SEALING)),
+      mapping_(std::make_unique<Mapping>()) {
   static_assert(std::atomic<uint64_t>::is_always_lock_free, "shared between processes");
   CF_ASSERT(processes >= 1 && std::has_single_bit(ring_bytes) && ring_bytes >= kPage);
   RequireProcesses(processes);
   const auto count = static_cast<size_t>(processes);
   const Layout layout(count, ring_bytes, sizeof(Bell), sizeof(Ring));
-  const auto refused = [](const char* reason) {
-    return Error(std::string("no memory for the processes of this job to share: ") + reason);
-  };
-  file_ = memfd_create("contraflow", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-  if (file_ < 0) throw refused(std::strerror(errno));
   // No process may cut off what the others have mapped.
-  if (ftruncate(file_, static_cast<off_t>(layout.end)) != 0 ||
-      fcntl(file_, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
-    const Error error = refused(std::strerror(errno));
-    close(file_);
-    throw error;
+  if (file_.get() < 0 || TruncateFile(file_.get(), static_cast<int64_t>(layout.end)) != 0 ||
+      fcntl(file_.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
+    throw Refused(std::strerror(errno));
   }
   try {
-    const std::string path = "/proc/self/fd/" + std::to_string(file_);
-    mapping_->region = ipc::mapped_region(ipc::file_mapping(path.c_str(), ipc::read_write),
-                                          ipc::read_write, 0, layout.end);
+    mapping_->region = ipc::mapped_region(OpenedFile{file_.get()}, ipc::read_write, 0, layout.end);
   } catch (const ipc::interprocess_exception& error) {
-    close(file_);
-    throw refused(error.what());
+    throw Refused(error.what());
   }
   std::random_device random;
   const auto key = [&] { return uint64_t{random()} << 32 | random(); };
@@ -136,10 +139,11 @@ SharedMemory::SharedMemory(int processes, const std::string& invitation)
                  "): processes that train on CPUs must run on one machine, in one container and "
                  "as one user; over several machines train on GPUs, or with contraflow.torch");
   };
+  const Descriptor opened(
+      OpenFile("/proc/" + std::to_string(process) + "/fd/" + std::to_string(file), O_RDWR));
+  if (opened.get() < 0) throw elsewhere(std::strerror(errno));
   try {
-    const std::string path = "/proc/" + std::to_string(process) + "/fd/" + std::to_string(file);
-    mapping_->region =
-        ipc::mapped_region(ipc::file_mapping(path.c_str(), ipc::read_write), ipc::read_write);
+    mapping_->region = ipc::mapped_region(OpenedFile{opened.get()}, ipc::read_write);
   } catch (const ipc::interprocess_exception& error) {
     throw elsewhere(error.what());
   }
@@ -149,15 +153,13 @@ SharedMemory::SharedMemory(int processes, const std::string& invitation)
   }
 }
 
-SharedMemory::~SharedMemory() {
-  if (file_ >= 0) close(file_);
-}
+SharedMemory::~SharedMemory() = default;
 
 std::string SharedMemory::Invitation() const {
-  CF_ASSERT(file_ >= 0);
+  CF_ASSERT(file_.get() >= 0);
   return ByteWriter()
       .Put(int32_t{getpid()})
-      .Put(int32_t{file_})
+      .Put(int32_t{file_.get()})
       .Put(*static_cast<const Head*>(mapping_->region.get_address()))
       .Take();
 }

@@ -57,7 +57,7 @@ StepFile::StepFile(const std::string& path, int done)
     throw Error("`jsonl` " + path +
                 ": has something else than the steps of a training; name another file");
   }
-  if (ftruncate(file_.get(), kept) != 0) throw FileError(path, "cannot be written", errno);
+  if (TruncateFile(file_.get(), kept) != 0) throw FileError(path, "cannot be written", errno);
 }
 
 void StepFile::Add(const Json& row) {
@@ -72,7 +72,7 @@ void StepFile::Add(const Json& row) {
   const int error = written < 0 ? errno : ENOSPC;
   struct stat status = {};
   if (written > 0 && fstat(file_.get(), &status) == 0 && S_ISREG(status.st_mode)) {
-    static_cast<void>(!ftruncate(file_.get(), status.st_size - written));
+    static_cast<void>(!TruncateFile(file_.get(), status.st_size - written));
   }
   if (!failed_) {
     std::fprintf(stderr, "contraflow-run: %s: cannot be written: %s; steps are missing there\n",

@@ -14,6 +14,7 @@
 #include "tools/cli/terminal.h"
 #include "tools/contraflow/cmd.h"
 #include "tools/contraflow/gpu_option.h"
+#include "tools/interop/launch.h"
 #include "tools/planner/estimate.h"
 #include "tools/planner/planner.h"
 #include "tools/profile/hf_config.h"
@@ -25,7 +26,8 @@ namespace {
 constexpr int kMostGpus = 1 << 17, kMostSequences = 1 << 20, kMostRows = 100;
 
 struct PlanCommand {
-  std::string model, like, gpu, dtype = "bf16", memory, fix, only, budget = "20s", output;
+  std::string model, like, gpu, dtype = "bf16", memory, fix, only, framework, budget = "20s",
+                                output;
   int gpus = 0, global_batch = 0, seq = 0, top = 5;
   bool json = false;
 };
@@ -66,6 +68,12 @@ PlanRequest RequestOf(const PlanCommand& options) {
   }
   if (!options.fix.empty()) request.fixed = ReadOption([&] { return ParseFixed(options.fix); });
   if (!options.only.empty()) request.schedules = SchedulesOf(options.only);
+  if (!options.framework.empty()) {
+    request.framework = ParseFramework(options.framework);
+    const std::vector<std::string> only =
+        options.only.empty() ? std::vector<std::string>() : request.schedules;
+    request.schedules = ReadOption([&] { return SchedulesFor(request.framework, only); });
+  }
   request.budget = ParseDuration("--budget", options.budget);
   request.top = static_cast<size_t>(options.top);
   const std::string text = ReadFile(options.model, kMaxHfConfigBytes);
@@ -74,7 +82,7 @@ PlanRequest RequestOf(const PlanCommand& options) {
   return request;
 }
 
-/// Writes costs, plan and command of the best row.
+/// Writes costs, plan and command of the best row, and what starts its framework.
 void WriteBest(const PlanRequest& request, const PlannerRow& best, const std::string& folder) {
   namespace fs = std::filesystem;
   std::error_code error;
@@ -84,6 +92,9 @@ void WriteBest(const PlanRequest& request, const PlannerRow& best, const std::st
   WriteFile(at + "costs.json", PlannerCosts(request).TextOf(best.configuration));
   WritePlanFile(at + "plan.json", best.plan);
   WriteFile(at + "command.txt", CompileLine(best, at + "costs.json", at + "plan.json") + "\n");
+  for (const LaunchFile& file : LaunchFiles(request.LaunchOf(best.configuration), best.plan, at)) {
+    WriteFile(file.path, file.text);
+  }
 }
 
 int RunPlan(const PlanCommand& options) {
@@ -122,12 +133,16 @@ std::function<int()> AddPlanCommand(CLI::App* app) {
           "configurations with these values alone: tp, ep, pp, dp,\nmicro-batch or zero");
   AddText(app, "--only", &options->only, "NAME,...",
           "schedules to compile (default: auto); contraflow list\nshows them all");
+  AddChoice(app, "--for", &options->framework, "megatron|torch|torchtitan",
+            "plans that Megatron-LM, contraflow.torch or torchtitan\nruns; -o has its arguments or "
+            "script, too");
   AddText(app, "--budget", &options->budget, "TIME",
           "of the whole command, about; counted in work, so that\nthe answer is the same "
           "everywhere (default: 20s)");
   AddInteger(app, "--top", &options->top, "N", "rows (default: 5)", 1);
   AddText(app, "-o,--output", &options->output, "DIR",
-          "folder for costs.json, plan.json and command.txt of the\nbest row");
+          "folder for costs.json, plan.json and command.txt of the\nbest row, and for what --for "
+          "starts with");
   AddJson(app, &options->json);
   AddQuiet(app);
   AddVerbose(app, kSayProgress);

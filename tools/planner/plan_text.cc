@@ -101,6 +101,8 @@ std::string CompileLine(const PlannerRow& row, const std::string& costs,
   const Configuration& c = row.configuration;
   std::string line = "contraflow compile --schedule " + row.schedule + " --ranks " +
                      std::to_string(c.pp) + " --microbatches " + std::to_string(c.microbatches);
+  if (row.chunks > 0) line += " --chunks " + std::to_string(row.chunks);
+  if (!row.target.empty()) line += " --for " + row.target;
   if (c.replicas() > 1) line += " --data-parallel " + std::to_string(c.replicas());
   line += " --costs " + costs;
   if (c.zero > 0) line += " --zero " + std::to_string(c.zero);
@@ -130,6 +132,9 @@ std::string WritePlans(const PlanRequest& request, const PlannerResult& result) 
   const Rejected& rejected = result.rejected;
   text += "searched " + Counted(result.searched, "configuration") +
           "; not: " + std::to_string(rejected.shape) + " of other shape, " +
+          (rejected.framework > 0 ? std::to_string(rejected.framework) + " that " +
+                                        std::string(Name(request.framework)) + " does not run, "
+                                  : "") +
           std::to_string(rejected.memory) + " over the memory, " + std::to_string(rejected.bound) +
           " proven longer, " + std::to_string(rejected.budget) +
           " guessed to be longer, which --budget would search\n";
@@ -154,6 +159,7 @@ std::string PlansToJson(const PlanRequest& request, const PlannerResult& result)
     each["recompute"] = row.recompute;
     each["zero"] = c.zero;
     each["schedule"] = row.schedule;
+    each["chunks"] = row.plan.stages / row.plan.ranks;
     each["partition"] = FormatPartition(row.plan.costs->partition);
     each["step"] = static_cast<double>(row.step) / 1e9;
     each["tokens_per_second_per_gpu"] = row.tokens_per_second_per_gpu;
@@ -168,7 +174,8 @@ std::string PlansToJson(const PlanRequest& request, const PlannerResult& result)
   document["rejected"] = {{"memory", rejected.memory},
                           {"shape", rejected.shape},
                           {"bound", rejected.bound},
-                          {"budget", rejected.budget}};
+                          {"budget", rejected.budget},
+                          {"framework", rejected.framework}};
   return FormatJson("plan", document);
 }
 

@@ -167,13 +167,14 @@ std::string ValueLines(const std::vector<Setting>& settings, const std::string& 
   return text;
 }
 
-/// A flag a line, the subcommand last.
-std::string FlagLines(const std::vector<Setting>& settings, bool full, const std::string& indent) {
+/// A flag a line, the subcommand of `checkpoint` (full, none or "") last.
+std::string FlagLines(const std::vector<Setting>& settings, const std::string& checkpoint,
+                      const std::string& indent) {
   std::string text;
   for (const Setting& setting : settings) {
     text += indent + "--" + setting.section + "." + setting.key + " " + setting.flag + "\n";
   }
-  return text + (full ? indent + "activation-checkpoint:full\n" : "");
+  return checkpoint.empty() ? text : text + indent + "activation-checkpoint:" + checkpoint + "\n";
 }
 
 std::string TomlText(const Plan& plan, const std::vector<Setting>& settings, bool full) {
@@ -185,22 +186,27 @@ std::string TomlText(const Plan& plan, const std::vector<Setting>& settings, boo
          (full ? "\n[activation_checkpoint]\nmode = \"full\"\n" : "");
 }
 
-std::string PythonText(const Plan& plan, const std::vector<Setting>& settings, bool full) {
+std::string PythonText(const Plan& plan, const std::vector<Setting>& settings,
+                       const std::string& checkpoint) {
   const std::string about =
       AboutPlan(plan, "") +
       "\nA function for torchtitan's --module and --config takes a configuration and gives it this "
       "pipeline:\n\n    def my_run():\n        return with_plan(llama3_8b())\n\n"
       "The same as flags of torchtitan's command line:\n\n" +
-      FlagLines(settings, full, "    ");
+      FlagLines(settings, checkpoint, "    ");
   std::string text = "\"\"\"";
   for (const char c : about) text += c == '\\' || c == '"' ? std::string{'\\', c} : std::string{c};
   text += "\"\"\"\n\n";
-  if (full) text += "from torchtitan.distributed.activation_checkpoint import FullAC\n\n";
+  if (checkpoint == "full")
+    text += "from torchtitan.distributed.activation_checkpoint import FullAC\n\n";
   text +=
       "\ndef with_plan(config):\n    \"\"\"Returns this Trainer.Config with the pipeline of the "
       "plan.\"\"\"\n" +
       ValueLines(settings, "    ", true);
-  if (full) text += "    config.activation_checkpoint = FullAC.Config()\n";
+  if (!checkpoint.empty()) {
+    text += "    config.activation_checkpoint = ";
+    text += checkpoint == "full" ? "FullAC.Config()\n" : "None\n";
+  }
   return text + "    return config\n";
 }
 
@@ -221,8 +227,11 @@ std::string WriteTorchtitan(const Plan& plan, const std::string& csv,
     settings.insert(settings.end(), more.begin(), more.end());
   }
   const bool full = RecomputesAll(plan);
-  if (form == "flags") return FlagLines(settings, full, "");
-  return form == "toml" ? TomlText(plan, settings, full) : PythonText(plan, settings, full);
+  if (form == "toml") return TomlText(plan, settings, full);
+  // Configurations have a selective one where nothing else is said.
+  const std::string checkpoint = full ? "full" : launch ? "none" : "";
+  return form == "flags" ? FlagLines(settings, checkpoint, "")
+                         : PythonText(plan, settings, checkpoint);
 }
 
 std::string CsvBeside(const std::string& output) {

@@ -38,8 +38,8 @@ int64_t CellsOf(const Configuration& configuration) {
   return int64_t{configuration.pp} * configuration.microbatches;
 }
 
-/// Stages a rank that are tried where a framework has few schedules.
-constexpr int kDepths[] = {2, 3, 4, 6, 8};
+/// Stages a rank that are tried beside a schedule's own where a framework has few schedules.
+constexpr int kDepths[] = {3, 4, 6, 8};
 
 /// Flags of the row's own `contraflow compile`.
 CompileFlags FlagsOf(const PlannerRow& row, const CostModel& costs) {

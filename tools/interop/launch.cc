@@ -117,27 +117,27 @@ std::string CompileTarget(Framework framework, std::string_view schedule) {
 }
 
 std::string FlawFor(const Launch& launch, const Parallel& parallel, std::string_view schedule) {
-  const auto zero = [&](int most) {
-    return launch.zero <= most ? "" : "it has no ZeRO-" + std::to_string(launch.zero);
-  };
+  if (launch.framework != Framework::kAny && launch.zero > 1) {
+    return "it has no ZeRO-" + std::to_string(launch.zero);
+  }
   switch (launch.framework) {
     case Framework::kAny:
-      return "";
+      break;
     case Framework::kMegatron:
       if (schedule == kCombined.name && parallel.ep < 2) {
         return "it overlaps pairs only with experts on several devices";
       }
-      return zero(1);
+      break;
     case Framework::kTorch:
       if (parallel.tp > 1) return "its stages are not split over tensor-parallel devices";
       if (launch.fp8) return "train.py has no fp8; give `dtype` bf16";
-      return zero(1);
+      break;
     case Framework::kTorchtitan:
       if (launch.fp8) return "its flags have no fp8; give `dtype` bf16";
       if (launch.experts && parallel.ep < parallel.tp) return "its experts need ep >= tp";
       // Devices that share experts are those that shard all else.
       if (launch.zero == 0 && parallel.ep > parallel.tp) return "its ep needs ZeRO; fix less";
-      return zero(1);
+      break;
   }
   return "";
 }

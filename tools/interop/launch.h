@@ -9,7 +9,7 @@
 
 namespace contraflow {
 
-/// What trains with a plan: Megatron-LM, torchtitan or contraflow.torch.
+/// Systems that train with a plan: Megatron-LM, contraflow.torch and torchtitan.
 enum class Framework : uint8_t { kAny, kMegatron, kTorch, kTorchtitan };
 std::string_view Name(Framework framework);  ///< "any" "megatron" "torch" "torchtitan"
 /// "megatron", "torch" or "torchtitan". Throws Error with these names.
@@ -25,12 +25,12 @@ struct Launch {
   bool experts = false;  ///< the model has experts
 };
 
-/// Returns the schedules to compile for a framework: all of its own, or those of `only` that it
-/// runs, where `auto` stands for all. Throws Error if that leaves none.
+/// Returns the schedules to compile for a framework: its own, or those of them in `only`. There
+/// `auto` stands for all. Throws Error if that leaves none.
 std::vector<std::string> SchedulesFor(Framework framework, const std::vector<std::string>& only);
 
-/// Returns the `for` of `contraflow compile` with which a schedule is a plan for the framework, or
-/// "" where no `for` is needed.
+/// Returns the `for` of `contraflow compile` that a schedule needs to become a plan for the
+/// framework, or "".
 std::string CompileTarget(Framework framework, std::string_view schedule);
 
 /// Why the framework cannot train with a schedule on devices that split a model so, or "".
@@ -53,7 +53,8 @@ std::vector<LaunchFile> LaunchFiles(const Launch& launch, const Plan& plan,
 /// Why the framework cannot run the plan, or "".
 std::string FlawFor(const Launch& launch, const Plan& plan);
 
-/// A script that trains a model of Hugging Face by the plan.json beside it (contraflow.torch).
+/// Returns a script that trains a model of Hugging Face by the plan.json beside it. It shares the
+/// optimizer's state over replicas, not over devices that share experts.
 std::string WriteTrainScript(const Launch& launch);
 
 }  // namespace contraflow

@@ -240,7 +240,7 @@ class PlanSearch {
     }
     if (const std::string flaw = FlawFor(request_.LaunchOf(row->configuration), row->plan);
         !flaw.empty()) {
-      flaw_ = flaw;
+      plan_flaw_ = flaw;
       flawed_ = true;
       return false;
     }
@@ -283,9 +283,10 @@ class PlanSearch {
   }
 
   [[noreturn]] void RefuseAll() const {
+    const std::string framework = "`for`: " + std::string(Name(request_.framework)) + " runs none ";
+    if (!plan_flaw_.empty()) throw Error(framework + "of the plans that fit: " + plan_flaw_);
     if (result_.rejected.framework > 0 && result_.rejected.memory == 0) {
-      throw Error("`for`: " + std::string(Name(request_.framework)) +
-                  " runs none of the configurations: " + flaw_);
+      throw Error(framework + "of the configurations: " + flaw_);
     }
     if (candidates_.empty()) {
       throw Error("`gpus`: no configuration of " + std::to_string(request_.gpus) + " GPUs fits " +
@@ -315,7 +316,8 @@ class PlanSearch {
   PlannerResult result_;
   bool thorough_ = false;  // `auto` is searched even where 1F1B does not fit
   bool deep_ = false;      // more stages a rank are tried
-  std::string flaw_;       // the framework's last
+  std::string flaw_;       // why the framework does not run a configuration
+  std::string plan_flaw_;  // likewise of a plan that was made
   bool flawed_ = false;    // it does not run a plan of this configuration
   Time best_ = INT64_MAX;
   int64_t spent_ = 0;          // of the budget

@@ -19,7 +19,7 @@
 namespace contraflow::planner_test {
 namespace {
 
-/// As the command makes it of --for and --only.
+/// Searches like the command with --for and --only.
 PlannerResult Found(PlanRequest request, Framework framework,
                     const std::vector<std::string>& only = {}) {
   request.framework = framework;
@@ -131,6 +131,17 @@ TEST_CASE("launch: a search for a framework has only plans that its exporter tak
   }
 }
 
+TEST_CASE("launch: Megatron gets more chunks where these are shorter, and the command says so") {
+  PlanRequest request = SmallDense(8);
+  request.model.layers.resize(32, request.model.layers.front());
+  request.fixed = ParseFixed("pp=4,tp=1,micro-batch=4");
+  request.budget = 10'000'000'000;
+  const PlannerRow row = Found(request, Framework::kMegatron, {"interleaved-1f1b"}).rows.at(0);
+  CHECK(row.chunks > 2);
+  CHECK(row.plan.stages == row.chunks * 4);
+  CHECK(Contains(CompileLine(row, "c", "p"), " --chunks " + std::to_string(row.chunks) + " "));
+}
+
 TEST_CASE("launch: torchtitan's flags use all GPUs and have the tokens of the batch") {
   PlanRequest request = SmallMoe(8);
   request.framework = Framework::kTorchtitan;
@@ -183,7 +194,9 @@ TEST_CASE("launch: where a framework runs no configuration, the error says why")
     PlanRequest request = SmallMoe(8);
     request.fixed = ParseFixed(fixed);
     request.fp8 = fp8;
-    return Failure([&] { Found(request, framework, {"1f1b"}); });
+    const std::string one = Failure([&] { Found(request, framework, {"1f1b"}); });
+    CHECK(Failure([&] { Found(request, framework); }) == one);
+    return one;
   };
   const std::string head = "runs none of the configurations: ";
   CHECK(why("zero=2,pp=2", Framework::kMegatron) == "`for`: megatron " + head + "it has no ZeRO-2");
@@ -193,6 +206,22 @@ TEST_CASE("launch: where a framework runs no configuration, the error says why")
         "`for`: torchtitan " + head + "its experts need ep >= tp");
   CHECK(why("pp=2", Framework::kTorchtitan, true) ==
         "`for`: torchtitan " + head + "its flags have no fp8; give `dtype` bf16");
+}
+
+TEST_CASE("launch: a model that a framework has no modules for is refused by its name") {
+  PlanRequest request = SmallMoe(4);
+  request.model.predictions = 1;
+  request.model.prediction = request.model.layers.back();
+  const auto why = [&](Framework framework) {
+    return Failure([&] { Found(request, framework, {"1f1b"}); });
+  };
+  CHECK(why(Framework::kTorchtitan) ==
+        "`for`: torchtitan runs none of the plans that fit: torchtitan has no module for a layer "
+        "of multi-token prediction (m)");
+  CHECK(why(Framework::kTorch) ==
+        "`for`: torch runs none of the plans that fit: models of transformers have no layers of "
+        "multi-token prediction");
+  CHECK(why(Framework::kMegatron) == "accepted");
 }
 
 TEST_SUITE_END();

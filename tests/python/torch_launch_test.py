@@ -38,7 +38,7 @@ class LaunchTest(unittest.TestCase):
                             "--budget", "1s", "--top", "1", "-o", best], check=True, stdout=subprocess.DEVNULL)
             script = os.path.join(best, "train.py")
             with open(script) as file:
-                self.assertLessEqual(len(file.readlines()), 70)
+                self.assertLessEqual(len(file.readlines()), 60)
             with open(os.path.join(best, "plan.json")) as file:
                 plan = json.load(file)
             printed = launch(4, script, config, "--tiny", "--steps", "6")

@@ -38,6 +38,15 @@ struct OpenedFile {
   ipc::mapping_handle_t get_mapping_handle() const { return {fd, false}; }
 };
 
+/// A call of the system, again where a signal has interrupted it.
+template <typename Call>
+int Uninterrupted(const Call& call) {
+  int result = 0;
+  do result = call();
+  while (result < 0 && errno == EINTR);
+  return result;
+}
+
 size_t WholePages(size_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
 
 void RequireProcesses(int processes) {
@@ -105,13 +114,17 @@ SharedMemory::SharedMemory(int processes, size_t ring_bytes)
   const auto count = static_cast<size_t>(processes);
   const Layout layout(count, ring_bytes, sizeof(Bell), sizeof(Ring));
   // No process may cut off what the others have mapped.
-  if (file_.get() < 0 || TruncateFile(file_.get(), static_cast<int64_t>(layout.end)) != 0 ||
-      fcntl(file_.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
-    throw Refused(std::strerror(errno));
+  if (file_ < 0 ||
+      Uninterrupted([&] { return ftruncate(file_, static_cast<off_t>(layout.end)); }) != 0 ||
+      fcntl(file_, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
+    const Error error = Refused(std::strerror(errno));
+    if (file_ >= 0) close(file_);
+    throw error;
   }
   try {
-    mapping_->region = ipc::mapped_region(OpenedFile{file_.get()}, ipc::read_write, 0, layout.end);
+    mapping_->region = ipc::mapped_region(OpenedFile{file_}, ipc::read_write, 0, layout.end);
   } catch (const ipc::interprocess_exception& error) {
+    close(file_);
     throw Refused(error.what());
   }
   std::random_device random;
@@ -139,12 +152,14 @@ SharedMemory::SharedMemory(int processes, const std::string& invitation)
                  "): processes that train on CPUs must run on one machine, in one container and "
                  "as one user; over several machines train on GPUs, or with contraflow.torch");
   };
-  const Descriptor opened(
-      OpenFile("/proc/" + std::to_string(process) + "/fd/" + std::to_string(file), O_RDWR));
-  if (opened.get() < 0) throw elsewhere(std::strerror(errno));
+  const std::string path = "/proc/" + std::to_string(process) + "/fd/" + std::to_string(file);
+  const int opened = Uninterrupted([&] { return open(path.c_str(), O_RDWR | O_CLOEXEC); });
+  if (opened < 0) throw elsewhere(std::strerror(errno));
   try {
-    mapping_->region = ipc::mapped_region(OpenedFile{opened.get()}, ipc::read_write);
+    mapping_->region = ipc::mapped_region(OpenedFile{opened}, ipc::read_write);
+    close(opened);
   } catch (const ipc::interprocess_exception& error) {
+    close(opened);
     throw elsewhere(error.what());
   }
   if (mapping_->region.get_size() != layout.end ||
@@ -153,13 +168,15 @@ SharedMemory::SharedMemory(int processes, const std::string& invitation)
   }
 }
 
-SharedMemory::~SharedMemory() = default;
+SharedMemory::~SharedMemory() {
+  if (file_ >= 0) close(file_);
+}
 
 std::string SharedMemory::Invitation() const {
-  CF_ASSERT(file_.get() >= 0);
+  CF_ASSERT(file_ >= 0);
   return ByteWriter()
       .Put(int32_t{getpid()})
-      .Put(int32_t{file_.get()})
+      .Put(int32_t{file_})
       .Put(*static_cast<const Head*>(mapping_->region.get_address()))
       .Take();
 }

@@ -8,7 +8,6 @@
 #include <span>
 #include <string>
 
-#include "compiler/files/file.h"
 #include "runtime/transport/wire.h"
 
 namespace contraflow {
@@ -61,7 +60,7 @@ class SharedMemory {
 
   const int processes_;
   size_t ring_bytes_ = 0;
-  const Descriptor file_;  // of the process that has made it
+  const int file_ = -1;  // of the process that has made it
   std::unique_ptr<Mapping> mapping_;
 };
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import pathlib
 import subprocess
 import tempfile
 import unittest
@@ -48,12 +49,25 @@ class PlannerTest(unittest.TestCase):
         plans = cf.plan(model=MODEL, **REQUEST, only="1f1b", fix={"pp": 2, "micro_batch": 2})
         self.assertEqual({row["micro_batch"] for row in plans.rows}, {2})
 
+    def test_files_of_a_framework(self):
+        plans = cf.plan(model=MODEL, **REQUEST, for_="megatron", fix={"pp": 2}, budget="1s")
+        self.assertLessEqual({row["schedule"] for row in plans.rows}, {"1f1b", "interleaved-1f1b"})
+        with tempfile.TemporaryDirectory() as folder:
+            for row, found in enumerate(plans.rows):
+                best = pathlib.Path(folder) / str(row)
+                plans.write(best, row)
+                self.assertEqual(sorted(os.listdir(best)), ["command.txt", "costs.json", "megatron.args", "plan.json"])
+                self.assertIn(f"--pipeline-model-parallel-size {found['pp']}\n", (best / "megatron.args").read_text())
+                self.assertEqual((best / "costs.json").read_text(), plans.costs_of(row))
+            with self.assertRaises(IndexError):
+                plans.write(folder, len(plans))
+
     def test_errors(self):
         for changed, said in (({"gpus": 0}, "^gpus: 0 is too small"), ({"gpu": "x9"}, "^gpu: unknown GPU .x9."),
                               ({"fix": {"tp": 3}}, "^gpus: .*fix tp=3"), ({"only": ["1f1b", "x"]}, "unknown schedule .x."),
                               ({"model": {"model_type": "x"}}, "^model: /model_type: unknown"),
                               ({"model": {"hidden_size": object()}}, "^model: must hold numbers"),
-                              ({"model": "/none.json"}, "^/none.json: cannot be read"),
+                              ({"for_": "x"}, "^for: must be megatron.torch.torchtitan, is"), ({"model": "/none.json"}, "^/none.json: cannot be read"),
                               ({"memory": "1GB"}, "^gpus: no configuration of 8 GPUs fits 1.00 GB")):
             with self.assertRaisesRegex(cf.Error, said):
                 cf.plan(**{"model": MODEL, **REQUEST, **changed})

@@ -1,18 +1,14 @@
 #include <CLI/CLI.hpp>
-#include <filesystem>
 #include <memory>
 #include <optional>
 #include <string>
 
 #include "compiler/files/file.h"
-#include "compiler/files/plan_io.h"
 #include "compiler/plan/error.h"
-#include "compiler/plan/text.h"
 #include "tools/cli/exit.h"
 #include "tools/cli/options.h"
 #include "tools/cli/terminal.h"
 #include "tools/contraflow/cmd.h"
-#include "tools/planner/estimate.h"
 #include "tools/planner/plan_flags.h"
 #include "tools/planner/planner.h"
 #include "tools/report/progress.h"
@@ -26,18 +22,6 @@ struct PlanCommand {
   bool json = false;
 };
 
-/// Writes costs, plan and command of the best row.
-void WriteBest(const PlanRequest& request, const PlannerRow& best, const std::string& folder) {
-  namespace fs = std::filesystem;
-  std::error_code error;
-  fs::create_directories(folder, error);
-  if (error) throw Error(folder + ": cannot be made: " + error.message());
-  const std::string at = folder.ends_with('/') ? folder : folder + "/";
-  WriteFile(at + "costs.json", PlannerCosts(request).TextOf(best.configuration));
-  WritePlanFile(at + "plan.json", best.plan);
-  WriteFile(at + "command.txt", CompileLine(best, at + "costs.json", at + "plan.json") + "\n");
-}
-
 int RunPlan(const PlanCommand& options) {
   const PlanRequest request = ResolvePlan(options.flags);
   std::optional<ProgressLine> progress("planning");
@@ -46,7 +30,7 @@ int RunPlan(const PlanCommand& options) {
       request, [&](double done) { progress->Say("planning, " + FormatPercent(done) + " done"); },
       &Interrupt::stop());
   progress.reset();
-  if (!options.output.empty()) WriteBest(request, result.rows.front(), options.output);
+  if (!options.output.empty()) WriteRow(request, result.rows.front(), options.output);
   if (options.json) {
     WriteFile("-", PlansToJson(request, result));
   } else {
@@ -60,7 +44,8 @@ std::function<int()> AddPlanCommand(CLI::App* app) {
   const auto options = std::make_shared<PlanCommand>();
   AddPlanOptions(app, &options->flags);
   AddText(app, "-o,--output", &options->output, "DIR",
-          "folder for costs.json, plan.json and command.txt of the\nbest row");
+          "folder for costs.json, plan.json and command.txt of the\nbest row, and for what --for "
+          "starts with");
   AddJson(app, &options->json);
   AddQuiet(app);
   AddVerbose(app, kSayProgress);

@@ -12,6 +12,8 @@
 
 namespace contraflow {
 
+struct Launch;  // tools/interop/launch.h
+
 /// A release of PyTorch: 2.15.
 struct TorchVersion {
   int major = 2, minor = 15;
@@ -94,12 +96,13 @@ std::string CsvPlace(const Plan& plan, int rank, int index);
 /// --pipeline-model-parallel-size, --pipeline-model-parallel-layout
 /// (schedules/partition/layer_layout.h), for several chunks a rank
 /// --microbatch-group-size-per-virtual-pipeline-stage, and the number of layers, expert
-/// parallelism, recompute of all of them, and the batch, for micro-batches of one sample.
+/// parallelism, recompute of all of them, and the batch, for micro-batches of so many sequences.
 ///
 /// `layers` as LayersOfStages (tools/interop/stage_layers.h) takes it. Throws Error that says why
 /// for plans that Megatron-LM cannot run: it has 1F1B and interleaved 1F1B, on more than one rank,
 /// in rounds of equal length of at least P micro-batches, of which the last may be shorter.
-std::string WriteMegatronLayout(const Plan& plan, const std::optional<std::string>& layers);
+std::string WriteMegatronLayout(const Plan& plan, const std::optional<std::string>& layers,
+                                int micro_batch = 1);
 
 /// How torchtitan's configuration is written: as a "python" function with the flags in its file's
 /// text, as these "flags" alone, or as "toml", which releases since February 2026 do not read.
@@ -109,9 +112,11 @@ bool IsTorchtitanForm(std::string_view form);
 /// file is at `csv`: the schedule only places the stages, module_fqns_per_model_part has the layers
 /// that LayersOfStages finds, and where all stages are recomputed activation_checkpoint is full.
 /// Throws Error if torchtitan cannot place the stages so, if the layers are not known, or if
-/// torchtitan has no such layers (m).
+/// torchtitan has no such layers (m). With `launch` also the degrees of all other parallelism, and
+/// the tokens of a step; in no "toml".
 std::string WriteTorchtitan(const Plan& plan, const std::string& csv,
-                            const std::optional<std::string>& layers, std::string_view form);
+                            const std::optional<std::string>& layers, std::string_view form,
+                            const Launch* launch = nullptr);
 
 /// The CSV that goes with such a file: beside it, with its name.
 std::string CsvBeside(const std::string& output);

@@ -168,7 +168,8 @@ int64_t TransformerLayers(const Plan& plan, const LayerLayout& layout, int count
 
 }  // namespace
 
-std::string WriteMegatronLayout(const Plan& plan, const std::optional<std::string>& layers) {
+std::string WriteMegatronLayout(const Plan& plan, const std::optional<std::string>& layers,
+                                int micro_batch) {
   CheckPlacement(plan);
   if (plan.ranks == 1 && plan.stages > 1) {
     Refuse("it has chunks (" + std::to_string(plan.stages) + ") on one rank");
@@ -226,9 +227,9 @@ std::string WriteMegatronLayout(const Plan& plan, const std::optional<std::strin
     add("--recompute-num-layers",
         std::to_string(block ? TransformerLayers(plan, layout, extent->layers) : 1));
   }
-  add("--micro-batch-size", "1");
-  add("--global-batch-size",
-      std::to_string(int64_t{plan.microbatches} * plan.data_parallel * parallel.batches()));
+  add("--micro-batch-size", std::to_string(micro_batch));
+  add("--global-batch-size", std::to_string(int64_t{micro_batch} * plan.microbatches *
+                                            plan.data_parallel * parallel.batches()));
   return text;
 }
 

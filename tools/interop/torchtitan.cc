@@ -3,6 +3,7 @@
 
 #include "compiler/plan/error.h"
 #include "tools/interop/interop.h"
+#include "tools/interop/launch.h"
 #include "tools/interop/stage_layers.h"
 
 // Keys and their meaning: torchtitan, torchtitan/config (ParallelismConfig, and ConfigManager for
@@ -60,15 +61,16 @@ std::string ShellWord(const std::string& text) {
   return out + "'";
 }
 
-/// One value of torchtitan's ParallelismConfig.
+/// One value of torchtitan's ParallelismConfig, or of its TrainingConfig.
 struct Setting {
   std::string key;
   std::string value;  ///< in Python and TOML
   std::string flag;   ///< on the command line
   std::string comment = {};
+  const char* section = "parallelism";
 };
 
-Setting OfNumber(const std::string& key, int number) {
+Setting OfNumber(const std::string& key, int64_t number) {
   return {key, std::to_string(number), std::to_string(number)};
 }
 
@@ -97,6 +99,24 @@ Setting ModulesOf(const LayerLayout& layout) {
   }
   setting.value += "    ]";
   return setting;
+}
+
+/// The values that no plan has. Replicas shard all that they hold from ZeRO-1 on.
+std::vector<Setting> SettingsOf(const Launch& launch, const Plan& plan) {
+  const Parallel parallel = ParallelOf(plan, plan.costs.value_or(CostModel()));
+  const int64_t replicas = int64_t{plan.data_parallel} * parallel.batches();
+  const int64_t tokens = launch.micro_batch * launch.sequence;
+  const auto training = [](const std::string& key, int64_t number) {
+    Setting setting = OfNumber(key, number);
+    setting.section = "training";
+    return setting;
+  };
+  return {OfNumber("tensor_parallel_degree", parallel.tp),
+          OfNumber("data_parallel_replicate_degree", launch.zero > 0 ? 1 : replicas),
+          OfNumber("data_parallel_shard_degree", launch.zero > 0 ? replicas : 1),
+          training("max_context_length", launch.sequence),
+          training("num_tokens_per_microbatch_per_dp_rank", tokens),
+          training("num_tokens_per_train_step", tokens * plan.microbatches * replicas)};
 }
 
 std::vector<Setting> SettingsOf(const Plan& plan, const std::string& csv,
@@ -135,24 +155,26 @@ std::string AboutPlan(const Plan& plan, const std::string& prefix) {
   return text;
 }
 
-/// A value a line, each with `before` before it and its comment above it.
+/// A value a line, each with its comment above it, and in Python with the section it is in.
 std::string ValueLines(const std::vector<Setting>& settings, const std::string& indent,
-                       const std::string& before) {
+                       bool python) {
   std::string text;
   for (const Setting& setting : settings) {
     if (!setting.comment.empty()) text += indent + "# " + setting.comment + "\n";
-    text += indent + before + setting.key + " = " + setting.value + "\n";
+    if (python) text += indent + "config." + setting.section + ".";
+    text += setting.key + " = " + setting.value + "\n";
   }
   return text;
 }
 
-/// A flag a line, the subcommand last.
-std::string FlagLines(const std::vector<Setting>& settings, bool full, const std::string& indent) {
+/// A flag a line, the subcommand of `checkpoint` (full, none or "") last.
+std::string FlagLines(const std::vector<Setting>& settings, const std::string& checkpoint,
+                      const std::string& indent) {
   std::string text;
   for (const Setting& setting : settings) {
-    text += indent + "--parallelism." + setting.key + " " + setting.flag + "\n";
+    text += indent + "--" + setting.section + "." + setting.key + " " + setting.flag + "\n";
   }
-  return text + (full ? indent + "activation-checkpoint:full\n" : "");
+  return checkpoint.empty() ? text : text + indent + "activation-checkpoint:" + checkpoint + "\n";
 }
 
 std::string TomlText(const Plan& plan, const std::vector<Setting>& settings, bool full) {
@@ -160,26 +182,31 @@ std::string TomlText(const Plan& plan, const std::vector<Setting>& settings, boo
          "# For releases before February 2026; later ones read no TOML. Where num_pp_microbatches\n"
          "# is no key, training.local_batch_size is that number. lm_head was output.\n"
          "\n[parallelism]\n" +
-         ValueLines(settings, "", "") +
+         ValueLines(settings, "", false) +
          (full ? "\n[activation_checkpoint]\nmode = \"full\"\n" : "");
 }
 
-std::string PythonText(const Plan& plan, const std::vector<Setting>& settings, bool full) {
+std::string PythonText(const Plan& plan, const std::vector<Setting>& settings,
+                       const std::string& checkpoint) {
   const std::string about =
       AboutPlan(plan, "") +
       "\nA function for torchtitan's --module and --config takes a configuration and gives it this "
       "pipeline:\n\n    def my_run():\n        return with_plan(llama3_8b())\n\n"
       "The same as flags of torchtitan's command line:\n\n" +
-      FlagLines(settings, full, "    ");
+      FlagLines(settings, checkpoint, "    ");
   std::string text = "\"\"\"";
   for (const char c : about) text += c == '\\' || c == '"' ? std::string{'\\', c} : std::string{c};
   text += "\"\"\"\n\n";
-  if (full) text += "from torchtitan.distributed.activation_checkpoint import FullAC\n\n";
+  if (checkpoint == "full")
+    text += "from torchtitan.distributed.activation_checkpoint import FullAC\n\n";
   text +=
       "\ndef with_plan(config):\n    \"\"\"Returns this Trainer.Config with the pipeline of the "
       "plan.\"\"\"\n" +
-      ValueLines(settings, "    ", "config.parallelism.");
-  if (full) text += "    config.activation_checkpoint = FullAC.Config()\n";
+      ValueLines(settings, "    ", true);
+  if (!checkpoint.empty()) {
+    text += "    config.activation_checkpoint = ";
+    text += checkpoint == "full" ? "FullAC.Config()\n" : "None\n";
+  }
   return text + "    return config\n";
 }
 
@@ -190,13 +217,21 @@ bool IsTorchtitanForm(std::string_view form) {
 }
 
 std::string WriteTorchtitan(const Plan& plan, const std::string& csv,
-                            const std::optional<std::string>& layers, std::string_view form) {
-  CF_ASSERT(plan.routes.size() == 1 && IsTorchtitanForm(form));
-  const std::vector<Setting> settings =
+                            const std::optional<std::string>& layers, std::string_view form,
+                            const Launch* launch) {
+  CF_ASSERT(plan.routes.size() == 1 && IsTorchtitanForm(form) && (!launch || form != "toml"));
+  std::vector<Setting> settings =
       SettingsOf(plan, csv, LayersOfStages(plan, layers, UnknownLayers::kRefuse));
+  if (launch) {
+    const std::vector<Setting> more = SettingsOf(*launch, plan);
+    settings.insert(settings.end(), more.begin(), more.end());
+  }
   const bool full = RecomputesAll(plan);
-  if (form == "flags") return FlagLines(settings, full, "");
-  return form == "toml" ? TomlText(plan, settings, full) : PythonText(plan, settings, full);
+  if (form == "toml") return TomlText(plan, settings, full);
+  // Configurations have a selective one where nothing else is said.
+  const std::string checkpoint = full ? "full" : launch ? "none" : "";
+  return form == "flags" ? FlagLines(settings, checkpoint, "")
+                         : PythonText(plan, settings, checkpoint);
 }
 
 std::string CsvBeside(const std::string& output) {

@@ -127,6 +127,15 @@ CostSetup PlanRequest::SetupOf(const Configuration& configuration) const {
   return setup;
 }
 
+Launch PlanRequest::LaunchOf(const Configuration& configuration) const {
+  return {.framework = framework,
+          .micro_batch = configuration.micro_batch,
+          .sequence = sequence,
+          .zero = configuration.zero,
+          .fp8 = fp8,
+          .experts = model.has_experts()};
+}
+
 std::vector<Configuration> ConfigurationsOf(const PlanRequest& request, Rejected* rejected) {
   const int node = static_cast<int>(std::min<int64_t>(request.gpu.node, request.gpus));
   const auto layers = static_cast<int>(request.model.layers.size());

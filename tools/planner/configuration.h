@@ -6,6 +6,7 @@
 #include <string_view>
 #include <vector>
 
+#include "tools/interop/launch.h"
 #include "tools/profile/model_shape.h"
 #include "tools/profile/setup.h"
 
@@ -41,20 +42,24 @@ struct PlanRequest {
   int64_t sequence = 4096;
   bool fp8 = false;
   FixedValues fixed = {};
+  Framework framework = Framework::kAny;  ///< that shall run the plan
   std::vector<std::string> schedules = {"auto"};
   int64_t budget = 20'000'000'000;  ///< of all searches, as SearchOptions counts it
   size_t top = 5;
 
   /// Setup of the costs of a configuration; points into this request.
   CostSetup SetupOf(const Configuration& configuration) const;
+  /// Run of the framework with a configuration.
+  Launch LaunchOf(const Configuration& configuration) const;
 };
 
 /// Configurations that were not searched, by reason.
 struct Rejected {
-  int shape = 0;   ///< the model, the GPUs or the batch do not divide so
-  int memory = 0;  ///< over the memory of a GPU
-  int bound = 0;   ///< proven to take longer than a row
-  int budget = 0;  ///< estimated to take longer than all that were searched
+  int shape = 0;      ///< the model, the GPUs or the batch do not divide so
+  int memory = 0;     ///< over the memory of a GPU
+  int bound = 0;      ///< proven to take longer than a row
+  int budget = 0;     ///< estimated to take longer than all that were searched
+  int framework = 0;  ///< not what the framework runs
 };
 
 /// Returns all configurations whose numbers divide, in a fixed order. Throws Error with the field

@@ -11,6 +11,7 @@
 #include "schedules/registry.h"
 #include "tools/cli/exit.h"
 #include "tools/cli/options.h"
+#include "tools/interop/launch.h"
 #include "tools/profile/gpu_option.h"
 #include "tools/profile/hf_config.h"
 
@@ -57,6 +58,11 @@ PlanRequest ResolvePlan(const PlanFlags& flags) {
   }
   if (!flags.fix.empty()) request.fixed = ReadOption([&] { return ParseFixed(flags.fix); });
   if (!flags.only.empty()) request.schedules = SchedulesOf(flags.only);
+  if (!flags.framework.empty()) {
+    request.framework = ReadOption([&] { return ParseFramework(flags.framework); });
+    const auto only = flags.only.empty() ? std::vector<std::string>() : request.schedules;
+    request.schedules = ReadOption([&] { return SchedulesFor(request.framework, only); });
+  }
   request.budget = ParseDuration("--budget", flags.budget);
   request.top = static_cast<size_t>(flags.top);
   const std::string text = flags.config ? *flags.config : ReadFile(flags.model, kMaxHfConfigBytes);
@@ -82,6 +88,8 @@ void AddPlanOptions(CLI::App* app, PlanFlags* flags) {
           "configurations with these values alone: tp, ep, pp, dp,\nmicro-batch or zero");
   AddText(app, "--only", &flags->only, "NAME,...",
           "schedules to compile (default: auto); contraflow list\nshows them all");
+  AddChoice(app, "--for", &flags->framework, "megatron|torch|torchtitan",
+            "plans that Megatron-LM, contraflow.torch or torchtitan\nruns, with what starts it");
   AddText(app, "--budget", &flags->budget, "TIME",
           "of the whole command, about; counted in work, so that\nthe answer is the same "
           "everywhere (default: 20s)");

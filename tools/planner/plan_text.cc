@@ -1,11 +1,16 @@
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "compiler/files/file.h"
 #include "compiler/files/json.h"
+#include "compiler/files/plan_io.h"
+#include "compiler/plan/error.h"
 #include "compiler/plan/spec.h"
 #include "compiler/plan/text.h"
 #include "compiler/plan/units.h"
+#include "tools/interop/launch.h"
 #include "tools/planner/estimate.h"
 #include "tools/planner/planner.h"
 #include "tools/report/report.h"
@@ -101,12 +106,27 @@ std::string CompileLine(const PlannerRow& row, const std::string& costs,
   const Configuration& c = row.configuration;
   std::string line = "contraflow compile --schedule " + row.schedule + " --ranks " +
                      std::to_string(c.pp) + " --microbatches " + std::to_string(c.microbatches);
+  if (row.chunks > 0) line += " --chunks " + std::to_string(row.chunks);
+  if (!row.target.empty()) line += " --for " + row.target;
   if (c.replicas() > 1) line += " --data-parallel " + std::to_string(c.replicas());
   line += " --costs " + costs;
   if (c.zero > 0) line += " --zero " + std::to_string(c.zero);
   if (row.recompute != "none") line += " --recompute " + row.recompute;
   if (row.schedule == "auto") line += " --budget " + std::to_string(row.budget / 1'000'000) + "ms";
   return line + " -o " + output;
+}
+
+void WriteRow(const PlanRequest& request, const PlannerRow& row, const std::string& folder) {
+  std::error_code error;
+  std::filesystem::create_directories(folder, error);
+  if (error) throw Error(folder + ": cannot be made: " + error.message());
+  const std::string at = folder.ends_with('/') ? folder : folder + "/";
+  WriteFile(at + "costs.json", PlannerCosts(request).TextOf(row.configuration));
+  WritePlanFile(at + "plan.json", row.plan);
+  WriteFile(at + "command.txt", CompileLine(row, at + "costs.json", at + "plan.json") + "\n");
+  for (const LaunchFile& file : LaunchFiles(request.LaunchOf(row.configuration), row.plan, at)) {
+    WriteFile(file.path, file.text);
+  }
 }
 
 std::string WritePlans(const PlanRequest& request, const PlannerResult& result) {
@@ -130,6 +150,9 @@ std::string WritePlans(const PlanRequest& request, const PlannerResult& result) 
   const Rejected& rejected = result.rejected;
   text += "searched " + Counted(result.searched, "configuration") +
           "; not: " + std::to_string(rejected.shape) + " of other shape, " +
+          (rejected.framework > 0 ? std::to_string(rejected.framework) + " that " +
+                                        std::string(Name(request.framework)) + " does not run, "
+                                  : "") +
           std::to_string(rejected.memory) + " over the memory, " + std::to_string(rejected.bound) +
           " proven longer, " + std::to_string(rejected.budget) +
           " guessed to be longer, which --budget would search\n";
@@ -154,6 +177,7 @@ std::string PlansToJson(const PlanRequest& request, const PlannerResult& result)
     each["recompute"] = row.recompute;
     each["zero"] = c.zero;
     each["schedule"] = row.schedule;
+    each["chunks"] = row.plan.stages / row.plan.ranks;
     each["partition"] = FormatPartition(row.plan.costs->partition);
     each["step"] = static_cast<double>(row.step) / 1e9;
     each["tokens_per_second_per_gpu"] = row.tokens_per_second_per_gpu;
@@ -168,7 +192,8 @@ std::string PlansToJson(const PlanRequest& request, const PlannerResult& result)
   document["rejected"] = {{"memory", rejected.memory},
                           {"shape", rejected.shape},
                           {"bound", rejected.bound},
-                          {"budget", rejected.budget}};
+                          {"budget", rejected.budget},
+                          {"framework", rejected.framework}};
   return FormatJson("plan", document);
 }
 

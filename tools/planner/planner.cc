@@ -38,17 +38,23 @@ int64_t CellsOf(const Configuration& configuration) {
   return int64_t{configuration.pp} * configuration.microbatches;
 }
 
-CompileFlags FlagsOf(const Configuration& configuration, const CostModel& costs,
-                     const std::string& schedule, const std::string& recompute, int64_t budget) {
+/// Stages a rank that are tried beside a schedule's own where a framework has few schedules.
+constexpr int kDepths[] = {3, 4, 6, 8};
+
+/// Flags of the row's own `contraflow compile`.
+CompileFlags FlagsOf(const PlannerRow& row, const CostModel& costs) {
+  const Configuration& configuration = row.configuration;
   CompileFlags flags;
-  flags.schedule = ScheduleName(schedule);
+  flags.schedule = ScheduleName(row.schedule);
   flags.ranks = configuration.pp;
+  flags.chunks = row.chunks;
+  if (!row.target.empty()) flags.target = row.target;
   flags.microbatches = configuration.microbatches;
   flags.data_parallel = configuration.replicas();
   flags.costs.read = costs;
-  flags.recompute = recompute;
+  flags.recompute = row.recompute;
   if (configuration.zero > 0) flags.device_memory.zero = configuration.zero;
-  if (schedule == "auto") flags.search.budget = std::to_string(budget / 1'000'000) + "ms";
+  if (row.schedule == "auto") flags.search.budget = std::to_string(row.budget / 1'000'000) + "ms";
   return flags;
 }
 
@@ -87,6 +93,12 @@ class PlanSearch {
   /// Candidates whose parameters fit, the most promising first.
   void Collect() {
     for (const Configuration& each : ConfigurationsOf(request_, &result_.rejected)) {
+      if (std::ranges::none_of(request_.schedules, [&](const std::string& schedule) {
+            return Takes(each, schedule);
+          })) {
+        ++result_.rejected.framework;
+        continue;
+      }
       std::optional<Estimate> estimate;
       try {
         estimate = costs_.EstimateOf(each);
@@ -124,7 +136,7 @@ class PlanSearch {
         best_ = std::min(best_, row->step);
         rows_.push_back(*std::move(row));
       } else {
-        ++result_.rejected.memory;
+        ++(flawed_ ? result_.rejected.framework : result_.rejected.memory);
       }
     }
   }
@@ -144,6 +156,7 @@ class PlanSearch {
 
   /// Searches the best rows again.
   void SearchBest(int64_t budget) {
+    deep_ = true;
     const size_t count = std::min(rows_.size(), request_.top);
     for (size_t i = 0; i < count && !stopped(); ++i) {
       if (report_)
@@ -159,45 +172,82 @@ class PlanSearch {
     }
   }
 
+  /// True if the framework trains with the schedule so.
+  bool Takes(const Configuration& configuration, const std::string& schedule) {
+    const std::string flaw =
+        FlawFor(request_.LaunchOf(configuration), configuration.parallel(), schedule);
+    if (!flaw.empty()) flaw_ = flaw;
+    return flaw.empty();
+  }
+
+  /// Values of `chunks` to try: 0 is the schedule's own.
+  std::vector<int> DepthsOf(const Configuration& configuration, const std::string& schedule) const {
+    std::vector<int> depths = {0};
+    const bool few = request_.framework == Framework::kMegatron;
+    if (!deep_ || !few || !FindSchedule(schedule).takes_chunks) return depths;
+    for (const int depth : kDepths) {
+      const int64_t stages = int64_t{depth} * configuration.pp;
+      if (std::cmp_less_equal(stages, request_.model.layers.size())) depths.push_back(depth);
+    }
+    return depths;
+  }
+
   /// The shortest of the schedules and, where memory is tight, with and without recompute.
   std::optional<PlannerRow> BestOf(const Candidate& candidate, int64_t budget) {
-    const bool tight = candidate.estimate.Tight(candidate.configuration, memory());
+    // Frameworks recompute whole stages or none.
+    const bool whole = request_.framework != Framework::kAny;
+    const bool tight = !whole && candidate.estimate.Tight(candidate.configuration, memory());
+    flawed_ = false;
     std::optional<PlannerRow> best;
     for (const std::string& schedule : request_.schedules) {
-      std::optional<PlannerRow> row =
-          Compiled(candidate, schedule, tight ? "auto" : "none", budget);
-      if (!row && !tight) row = Compiled(candidate, schedule, "auto", budget);
-      if (row && (!best || row->step < best->step)) best = std::move(row);
+      if (!Takes(candidate.configuration, schedule)) continue;
+      for (const int chunks : DepthsOf(candidate.configuration, schedule)) {
+        if (chunks > 0 && spent_ >= request_.budget) break;
+        PlannerRow row = {.configuration = candidate.configuration,
+                          .schedule = schedule,
+                          .recompute = tight ? "auto" : "none",
+                          .target = CompileTarget(request_.framework, schedule),
+                          .chunks = chunks,
+                          .budget = budget};
+        bool made = Compiled(candidate, &row);
+        if (!made && !tight) {
+          row.recompute = whole ? "full" : "auto";
+          made = Compiled(candidate, &row);
+        }
+        if (made && (!best || row.step < best->step)) best = std::move(row);
+      }
     }
     return best;
   }
 
-  /// Returns no row if the schedule does not take the configuration, or does not fit.
-  std::optional<PlannerRow> Compiled(const Candidate& candidate, const std::string& schedule,
-                                     const std::string& recompute, int64_t budget) {
+  /// Makes the plan of a row. False if the schedule does not take the configuration, it does not
+  /// fit, or the framework does not run it.
+  bool Compiled(const Candidate& candidate, PlannerRow* row) {
     // A search that finds nothing takes long, and hardly any order holds less than 1F1B.
-    if (schedule == "auto" && !thorough_ && !Compiled(candidate, "1f1b", recompute, 0)) {
-      return std::nullopt;
+    if (row->schedule == "auto" && !thorough_) {
+      PlannerRow first = *row;
+      first.schedule = "1f1b";
+      first.budget = 0;
+      if (!Compiled(candidate, &first)) return false;
     }
-    spent_ += WorkOf(candidate.configuration, budget);
-    PlannerRow row;
-    row.configuration = candidate.configuration;
-    row.schedule = schedule;
-    row.recompute = recompute;
-    row.budget = budget;
+    spent_ += WorkOf(candidate.configuration, row->budget);
     try {
-      CompileRequest request =
-          ResolveCompile(FlagsOf(candidate.configuration, costs_.Of(candidate.configuration),
-                                 schedule, recompute, budget));
+      CompileRequest request = ResolveCompile(FlagsOf(*row, costs_.Of(candidate.configuration)));
       request.options.control = {.stop = stop_, .report = {}, .made = &made_};
-      row.plan = Compile(request.spec, request.options);
+      row->plan = Compile(request.spec, request.options);
     } catch (const Error&) {
-      return std::nullopt;
+      return false;
     }
-    row.step = Simulate(row.plan, *row.plan.costs, Keep::kFigures).makespan;
-    row.bound = candidate.estimate.bound;
-    if (row.plan.provenance) row.bound = std::max(row.bound, row.plan.provenance->bound);
-    return row;
+    if (const std::string flaw = FlawFor(request_.LaunchOf(row->configuration), row->plan);
+        !flaw.empty()) {
+      plan_flaw_ = flaw;
+      flawed_ = true;
+      return false;
+    }
+    row->step = Simulate(row->plan, *row->plan.costs, Keep::kFigures).makespan;
+    row->bound = candidate.estimate.bound;
+    if (row->plan.provenance) row->bound = std::max(row->bound, row->plan.provenance->bound);
+    return true;
   }
 
   void SortRows() {
@@ -233,6 +283,11 @@ class PlanSearch {
   }
 
   [[noreturn]] void RefuseAll() const {
+    const std::string framework = "`for`: " + std::string(Name(request_.framework)) + " runs none ";
+    if (!plan_flaw_.empty()) throw Error(framework + "of the plans that fit: " + plan_flaw_);
+    if (result_.rejected.framework > 0 && result_.rejected.memory == 0) {
+      throw Error(framework + "of the configurations: " + flaw_);
+    }
     if (candidates_.empty()) {
       throw Error("`gpus`: no configuration of " + std::to_string(request_.gpus) + " GPUs fits " +
                   FormatBytes(memory()) +
@@ -260,6 +315,10 @@ class PlanSearch {
   std::vector<PlannerRow> rows_;
   PlannerResult result_;
   bool thorough_ = false;  // `auto` is searched even where 1F1B does not fit
+  bool deep_ = false;      // more stages a rank are tried
+  std::string flaw_;       // why the framework does not run a configuration
+  std::string plan_flaw_;  // likewise of a plan that was made
+  bool flawed_ = false;    // it does not run a plan of this configuration
   Time best_ = INT64_MAX;
   int64_t spent_ = 0;          // of the budget
   int64_t least_ = INT64_MAX;  // bytes of parameters and their states on a GPU

@@ -18,14 +18,16 @@ struct PlannerRow {
   Configuration configuration;
   std::string schedule;   ///< as --schedule takes it
   std::string recompute;  ///< as --recompute takes it
+  std::string target;     ///< as --for of `compile` takes it; empty: any
+  int chunks = 0;         ///< as --chunks takes it; 0: the schedule's own
   int64_t budget = 0;     ///< of its search, nanoseconds
-  Plan plan;              ///< level comm, with its costs
+  Plan plan = {};         ///< level comm, with its costs
   Time step = 0;
   Time bound = 0;
   double tokens_per_second_per_gpu = 0, mfu = 0;
-  MemoryFigures memory;  ///< of the fullest rank
+  MemoryFigures memory = {};  ///< of the fullest rank
   /// Shares of the step on the average rank, largest first: "compute" and the causes of idle time.
-  std::vector<std::pair<std::string, double>> parts;
+  std::vector<std::pair<std::string, double>> parts = {};
 };
 
 /// Answer to a PlanRequest.
@@ -38,14 +40,17 @@ struct PlannerResult {
 /// Searches the configurations of a request, in the order of a guess of their steps: each for a
 /// short while, and the best again for longer. Deterministic: budgets are counted, no clock is
 /// read. `report` is called before each search with the share that is done. Ends with the rows so
-/// far once `stop` is true. Throws Error if no configuration fits, with the least memory that one
-/// needs.
+/// far once `stop` is true. Each row is a plan that the framework of the request runs. Throws Error
+/// if no configuration fits, with the least memory that one needs.
 PlannerResult FindPlans(const PlanRequest& request,
                         const std::function<void(double done)>& report = {},
                         const std::atomic<bool>* stop = nullptr);
 
 /// Words of the `contraflow compile` that gives the plan of a row from costs in this file.
 std::string CompileLine(const PlannerRow& row, const std::string& costs, const std::string& output);
+/// Writes costs.json, plan.json and command.txt of a row to a folder, which is made where it is
+/// absent, and the files that start the framework of the request.
+void WriteRow(const PlanRequest& request, const PlannerRow& row, const std::string& folder);
 
 /// Text for people: a row each, assumptions, and the configurations that are not in it.
 std::string WritePlans(const PlanRequest& request, const PlannerResult& result);

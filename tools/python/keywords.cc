@@ -149,6 +149,7 @@ std::string KeywordLines(const AddOptions& add) {
   CLI::App app;
   app.set_help_flag();
   add(&app);
+  KnowOptions(app);
   std::string lines;
   for (const CLI::Option* option : app.get_options()) {
     std::string line = "  " + WithKeywords(FieldOf(option->get_name()));

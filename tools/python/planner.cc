@@ -46,13 +46,19 @@ py::object PlansDocument(const PlansObject& self) {
   return py::module_::import("json").attr("loads")(PlansToJson(self.request, self.result));
 }
 
+const PlannerRow& RowOf(const PlansObject& self, const char* caller, size_t row) {
+  if (row < self.result.rows.size()) return self.result.rows[row];
+  throw py::index_error(std::string(caller) + ": there are " +
+                        std::to_string(self.result.rows.size()) + " rows");
+}
+
 /// The costs of a row, as `contraflow costs init` writes them.
 std::string CostFileOf(const PlansObject& self, size_t row) {
-  if (row >= self.result.rows.size()) {
-    throw py::index_error("costs_of: there are " + std::to_string(self.result.rows.size()) +
-                          " rows");
-  }
-  return PlannerCosts(self.request).TextOf(self.result.rows[row].configuration);
+  return PlannerCosts(self.request).TextOf(RowOf(self, "costs_of", row).configuration);
+}
+
+void WriteFiles(const PlansObject& self, const Path& folder, size_t row) {
+  WriteRow(self.request, RowOf(self, "write", row), folder.string());
 }
 
 }  // namespace
@@ -80,6 +86,8 @@ void BindPlanner(py::module_& module) {
           "How many configurations were not searched, by reason.")
       .def("costs_of", &CostFileOf, py::arg("row") = 0,
            "The text of a row's cost file, with where each figure comes from.")
+      .def("write", &WriteFiles, py::arg("folder"), py::arg("row") = 0,
+           "Writes the costs, the plan and the command of a row, and what starts its framework.")
       .def("__len__", [](const PlansObject& self) { return self.plans.size(); })
       .def("__str__", [](const PlansObject& self) { return WritePlans(self.request, self.result); })
       .def("__repr__", [](const PlansObject& self) {
@@ -89,9 +97,6 @@ void BindPlanner(py::module_& module) {
   py::options options;
   options.disable_function_signatures();
   PlanFlags flags;
-  CLI::App known;
-  AddPlanOptions(&known, &flags);
-  KnowOptions(known);
   const std::string lines = KeywordLines([&](CLI::App* app) { AddPlanOptions(app, &flags); });
   module.def("plan", &Planned, lines.c_str());
 }

@@ -109,6 +109,7 @@ def plan(
     memory: Union[str, int, None] = None,
     fix: Union[str, Mapping[str, int], None] = None,
     only: Union[str, Sequence[str], None] = None,
+    for_: Optional[str] = None,
     budget: Union[str, float, None] = None,
     top: Optional[int] = None,
 ) -> _core.Plans:

@@ -1,8 +1,8 @@
 """Component plans measured beside `simulate`, over gloo: parts of a MoE layer that take as long as the costs say, with
 real all-to-alls between the processes of an expert group. Prints the step and the share of all-to-alls that compute hides,
 predicted and measured; the gain of `auto` over 1F1B with costs made of a profile of 1F1B; and the time of a component
-that does nothing. Parts sleep, or multiply matrices with `--multiply`. Exits with 1 where a figure is off by more than
-the limits. Needs a machine with little else to do.
+that does nothing. All-to-alls sleep, and so does compute, which multiplies matrices with `--multiply`. Exits with 1 where
+a figure is off by more than the limits. Needs a machine with little else to do.
 
     PYTHONPATH=build/release/tools/python python3 tests/python/component_times.py
 """
@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 
-from torch_layers import Exchange, batch
+from torch_layers import Exchange, TimedInput, TimedWeight, batch
 from torch_model import WIDTH, dist, expect_success, rows_of, run_processes, torch
 
 import contraflow as cf
@@ -51,51 +51,23 @@ def calibrate():
     MULTIPLICATIONS *= 0.020 / best
 
 
-class Input(torch.autograd.Function):
-    """Passes x on, and takes `f` and `b` milliseconds for it."""
-
-    @staticmethod
-    def forward(ctx, x, spend, f, b):
-        ctx.spend, ctx.b = spend, b
-        spend(f)
-        return x * 1
-
-    @staticmethod
-    def backward(ctx, g):
-        ctx.spend(ctx.b)
-        return g, None, None, None
-
-
-class Weight(torch.autograd.Function):
-    """Passes a weight on, whose gradient takes `w` milliseconds."""
-
-    @staticmethod
-    def forward(ctx, weight, spend, w):
-        ctx.spend, ctx.w = spend, w
-        return weight * 1
-
-    @staticmethod
-    def backward(ctx, g):
-        ctx.spend(ctx.w)
-        return g, None, None
-
-
 class Timed(torch.nn.Module):
     """A MoE layer with parts of `PARTS` milliseconds; `spend` None: of none. Its all-to-alls are real."""
 
     def __init__(self, spend, group):
         super().__init__()
-        self.spend, self.group = spend or (lambda milliseconds: None), group
+        self.spend, self.group = spend, group
         self.a, self.e = (torch.nn.Parameter(torch.ones(WIDTH)) for _ in range(2))
 
     def compute(self, x, weight, part):
         if not x.requires_grad and torch.is_grad_enabled():
             x = x.detach().requires_grad_()  # the first stage, too, has an input gradient to make
         f, b, w = (PARTS[f"{part}_{key}"] for key in "fbw")
-        return Input.apply(x, self.spend, f, b) * Weight.apply(weight, self.spend, w)
+        return TimedInput.apply(x, self.spend, f, b) * TimedWeight.apply(weight, self.spend, w)
 
     def exchange(self, x, part):
-        return Input.apply(Exchange.apply(x, self.group), self.spend, PARTS[f"{part}_f"], PARTS[f"{part}_b"])
+        wait = self.spend and sleep  # a network takes no processor
+        return TimedInput.apply(Exchange.apply(x, self.group), wait, PARTS[f"{part}_f"], PARTS[f"{part}_b"])
 
     def attention(self, x):
         h = self.compute(x, self.a, "attn")
@@ -190,7 +162,7 @@ def main():
     parser.add_argument("--experts", type=int, default=2, help="processes of an expert group")
     parser.add_argument("--microbatches", type=int, default=8)
     parser.add_argument("--steps", type=int, default=4)
-    parser.add_argument("--multiply", action="store_true", help="parts multiply matrices, they do not sleep")
+    parser.add_argument("--multiply", action="store_true", help="compute multiplies matrices, it does not sleep")
     parser.add_argument("--limit", type=float, default=0.03, help="how far a step may be off")
     parser.add_argument("--points", type=float, default=3, help="how far a share or a gain may be off, in points")
     given = parser.parse_args()

@@ -1,4 +1,4 @@
-"""A small MoE model in parts, its exchange over an expert group, and its training in one process."""
+"""A small MoE model in parts, its exchange over an expert group, its training in one process, and work of given times."""
 
 import torch
 import torch.distributed as dist
@@ -17,6 +17,38 @@ class Exchange(torch.autograd.Function):
     @staticmethod
     def backward(ctx, g):
         return _exchanged(g, ctx.group), None
+
+
+class TimedInput(torch.autograd.Function):
+    """Passes x on; `spend(f)` is its forward and `spend(b)` its backward for the input gradient. spend None: neither."""
+
+    @staticmethod
+    def forward(ctx, x, spend, f, b):
+        ctx.spend, ctx.b = spend, b
+        if spend:
+            spend(f)
+        return x * 1
+
+    @staticmethod
+    def backward(ctx, g):
+        if ctx.spend:
+            ctx.spend(ctx.b)
+        return g, None, None, None
+
+
+class TimedWeight(torch.autograd.Function):
+    """Passes a weight on; `spend(w)` is its backward for the weight gradient. spend None: nothing."""
+
+    @staticmethod
+    def forward(ctx, weight, spend, w):
+        ctx.spend, ctx.w = spend, w
+        return weight * 1
+
+    @staticmethod
+    def backward(ctx, g):
+        if ctx.spend:
+            ctx.spend(ctx.w)
+        return g, None, None
 
 
 def _exchanged(x, group):

@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 
+from torch_layers import TimedInput, TimedWeight
 from torch_model import WIDTH, expect_success, run_processes
 
 import torch
@@ -21,35 +22,6 @@ import torch.distributed as dist
 
 import contraflow as cf
 import contraflow.torch as cft
-
-
-class SleptInput(torch.autograd.Function):
-    """A forward, and the backward for the input gradient."""
-
-    @staticmethod
-    def forward(ctx, x, f, b):
-        ctx.b = b
-        time.sleep(f)
-        return x * 1
-
-    @staticmethod
-    def backward(ctx, dy):
-        time.sleep(ctx.b)
-        return dy, None, None
-
-
-class SleptWeight(torch.autograd.Function):
-    """The backward for the weight gradient."""
-
-    @staticmethod
-    def forward(ctx, weight, w):
-        ctx.w = w
-        return weight * 1
-
-    @staticmethod
-    def backward(ctx, dy):
-        time.sleep(ctx.w)
-        return dy, None
 
 
 class Slept(torch.nn.Module):
@@ -63,7 +35,7 @@ class Slept(torch.nn.Module):
         f, b, w = self.times
         if not x.requires_grad and torch.is_grad_enabled():
             x = x.detach().requires_grad_()  # the first stage, too, has an input gradient to make
-        return SleptInput.apply(x, f, b) * SleptWeight.apply(self.weight, w)
+        return TimedInput.apply(x, time.sleep, f, b) * TimedWeight.apply(self.weight, time.sleep, w)
 
 
 def slept_times(stages, seconds):

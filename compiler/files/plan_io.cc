@@ -110,8 +110,8 @@ Time ReadTime(const JsonCursor& field, const char* noun, Unit unit) {
 /// "provenance" of a plan document.
 Provenance ReadProvenance(const JsonCursor& field, Unit unit) {
   field.Keys("an object that says where the plan comes from",
-             {"placement", "from", "cost_stages", "memory_limit", "makespan", "bound", "budget_ns",
-              "seed", "noise", "interrupted"});
+             {"placement", "from", "cost_stages", "memory_limit", "makespan", "bound",
+              "bound_of_all", "budget_ns", "seed", "noise", "interrupted"});
   Provenance provenance;
   provenance.placement = ReadText(field.Required("placement"), "the name of a placement");
   provenance.from = ReadText(field.Required("from"), "what the order was made by");
@@ -125,6 +125,12 @@ Provenance ReadProvenance(const JsonCursor& field, Unit unit) {
   provenance.bound = ReadTime(field.Required("bound"), "a bound", unit);
   if (provenance.makespan < provenance.bound) {
     field.Required("makespan").Fail("must be no shorter than \"bound\", which is proven");
+  }
+  if (const auto all = field.Optional("bound_of_all")) {
+    provenance.bound_of_all = ReadTime(*all, "a bound", unit);
+    if (*provenance.bound_of_all > provenance.bound) {
+      all->Fail("must be at most \"bound\", which is that of one placement");
+    }
   }
   provenance.budget = field.Required("budget_ns").Integer("nanoseconds", 0, INT64_MAX);
   provenance.seed = static_cast<uint64_t>(field.Required("seed").Integer("a seed", 0, INT64_MAX));

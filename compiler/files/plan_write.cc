@@ -144,6 +144,9 @@ Json ProvenanceToJson(const Provenance& provenance, Unit unit) {
   if (provenance.memory_limit) object["memory_limit"] = *provenance.memory_limit;
   object["makespan"] = TimeToJson(provenance.makespan, unit);
   object["bound"] = TimeToJson(provenance.bound, unit);
+  if (provenance.bound_of_all) {
+    object["bound_of_all"] = TimeToJson(*provenance.bound_of_all, unit);
+  }
   object["budget_ns"] = provenance.budget;
   object["seed"] = static_cast<int64_t>(provenance.seed);
   if (provenance.noise != 0) object["noise"] = provenance.noise;

@@ -63,6 +63,8 @@ struct Provenance {
   std::optional<int64_t> memory_limit;
   Time makespan = 0;
   Time bound = 0;      ///< proven for this placement and limit
+  /// The same for all placements that were tried, at most `bound`, where there are several.
+  std::optional<Time> bound_of_all = {};
   int64_t budget = 0;  ///< nanoseconds; evaluated instructions are counted, no clock
   uint64_t seed = 0;   ///< below 2^63
   double noise = 0;

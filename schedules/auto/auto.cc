@@ -271,7 +271,19 @@ class AutoSearch {
     const bool layered = !asked_.costs.layers.empty();
     if (!layered && CostStages(asked_) != plan.stages) provenance.cost_stages = CostStages(asked_);
     if (layered) CoverPartitions(asked_, control_, &plan);
+    provenance.bound_of_all = BoundOfAll(provenance.bound);
     return plan;
+  }
+
+  /// The least of this bound of the plan's placement and those of all shapes; none of one shape, or
+  /// where none is known.
+  std::optional<Time> BoundOfAll(Time bound) {
+    if (shapes_.size() < 2) return std::nullopt;
+    Time least = bound;
+    for (const std::unique_ptr<Shape>& shape : shapes_) {
+      least = std::min(least, shape->Bound(bound));
+    }
+    return least > 0 ? std::optional(least) : std::nullopt;
   }
 
   /// Throws the Error that says why nothing fits.

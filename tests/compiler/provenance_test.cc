@@ -21,6 +21,7 @@ Plan Searched() {
                      .memory_limit = 12,
                      .makespan = 66'500'000,
                      .bound = 64'000'000,
+                     .bound_of_all = 60'000'000,
                      .budget = 1'500'000'000,
                      .seed = 7,
                      .noise = 0.1,
@@ -44,6 +45,7 @@ TEST_SUITE("unit") {
     CHECK(Contains(text,
                    "\n\"provenance\": {\"placement\": \"v\", \"from\": \"local search from zb-v\", "
                    "\"cost_stages\": 4, \"memory_limit\": 12, \"makespan\": 66.5, \"bound\": 64, "
+                   "\"bound_of_all\": 60, "
                    "\"budget_ns\": 1500000000, \"seed\": 7, \"noise\": 0.1, "
                    "\"interrupted\": true}"));
     CHECK(ReadPlan(text, "p.json") == plan);
@@ -59,8 +61,8 @@ TEST_SUITE("unit") {
   TEST_CASE("provenance that is hostile is refused with its path") {
     CHECK(With("\"from\"", "\"form\"") ==
           "p.json: /provenance: unknown key \"form\" (did you mean \"from\"?); known are: "
-          "placement, from, cost_stages, memory_limit, makespan, bound, budget_ns, seed, noise, "
-          "interrupted");
+          "placement, from, cost_stages, memory_limit, makespan, bound, bound_of_all, budget_ns, "
+          "seed, noise, interrupted");
     CHECK(With("\"seed\": 7, ", "") == "p.json: /provenance: the key \"seed\" is missing; add it");
     CHECK(With("zb-v\"", "zb\\u001b[31m\"").find("p.json: /provenance/from: ") == 0);
     CHECK(With("zb-v\"", "zb\xc3\xa4\"") ==
@@ -71,6 +73,9 @@ TEST_SUITE("unit") {
     CHECK(With("66.5", "-1").find("p.json: /provenance/makespan: ") == 0);
     CHECK(With("66.5", "1e300").find("p.json: /provenance/makespan: ") == 0);
     CHECK(With("\"bound\": 64", "\"bound\": \"64\"").find("p.json: /provenance/bound: ") == 0);
+    CHECK(With("\"bound_of_all\": 60", "\"bound_of_all\": 64.5") ==
+          "p.json: /provenance/bound_of_all: must be at most \"bound\", which is that of one "
+          "placement");
     CHECK(With("\"bound\": 64", "\"bound\": 66.6") ==
           "p.json: /provenance/makespan: must be no shorter than \"bound\", which is proven");
     CHECK(With("\"seed\": 7", "\"seed\": -7").find("p.json: /provenance/seed: ") == 0);
@@ -103,6 +108,7 @@ TEST_SUITE("property") {
       p.makespan = draw(0, int64_t{1} << draw(0, 52));
       p.bound = draw(0, p.makespan);
       p.budget = draw(0, INT64_MAX);
+      p.bound_of_all = draw(0, 1) == 0 ? std::nullopt : std::optional(draw(0, p.bound));
       p.seed = static_cast<uint64_t>(draw(0, INT64_MAX));
       p.noise = static_cast<double>(draw(0, 500)) / 1000;
       p.interrupted = draw(0, 1) == 0;

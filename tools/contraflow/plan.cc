@@ -27,7 +27,11 @@ int RunPlan(const PlanCommand& options) {
   std::optional<ProgressLine> progress("planning");
   const Interrupt interrupt;
   const PlannerResult result = FindPlans(
-      request, [&](double done) { progress->Say("planning, " + FormatPercent(done) + " done"); },
+      request,
+      [&](double done, const PlannerRow* best) {
+        progress->Say("planning, " + FormatPercent(done) + " done" +
+                      (best == nullptr ? "" : "; so far " + WriteBrief(*best)));
+      },
       &Interrupt::stop());
   progress.reset();
   if (!options.output.empty()) WriteRow(request, result.rows.front(), options.output);

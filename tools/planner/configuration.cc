@@ -38,6 +38,12 @@ std::vector<int> Choices(const PlanRequest& request, std::string_view key, std::
   return fixed == request.fixed.end() ? std::move(all) : std::vector<int>{fixed->second};
 }
 
+/// Devices that split each expert: one, or those that split all else.
+std::vector<int> ExpertSplits(const PlanRequest& request, int tp) {
+  const bool both = tp > 1 && request.model.has_experts();
+  return Choices(request, "etp", both ? std::vector<int>{1, tp} : std::vector<int>{1});
+}
+
 int64_t ExpertsOf(const ModelShape& model) {
   int64_t experts = 1;
   for (const LayerShape& layer : model.layers) experts = std::max(experts, layer.moe.experts);
@@ -105,8 +111,8 @@ FixedValues ParseFixed(std::string_view text) {
                   ", as in " + key + "=1");
     }
     if (key == "zero" && value > kMostZero) throw Error("`fix`: zero must be 0, 1 or 2");
-    if ((key == "cp" || key == "etp") && value != 1) {
-      throw Error("`fix`: " + key + " other than 1 is not looked at; leave it out");
+    if (key == "cp" && value != 1) {
+      throw Error("`fix`: cp other than 1 is not looked at; leave it out");
     }
     if (!fixed.emplace(key, value).second) throw Error("`fix`: has " + key + " twice");
     if (pair.size() == text.size()) return fixed;
@@ -147,29 +153,33 @@ std::vector<Configuration> ConfigurationsOf(const PlanRequest& request, Rejected
   const auto dp = request.fixed.find("dp");
   std::vector<Configuration> found;
   int batches = 0;  // configurations that only the batch does not divide
+  const auto add = [&](Configuration each) {
+    const int64_t split = int64_t{each.tp} * each.pp;
+    if (request.gpus % split != 0 || !FlawOf(each.parallel()).empty()) {
+      ++rejected->shape;
+      return;
+    }
+    each.dp = static_cast<int>(request.gpus / split);
+    if ((dp != request.fixed.end() && dp->second != each.dp) ||
+        each.dp % each.parallel().batches() != 0 || each.pp > layers || !FitsShape(request, each) ||
+        !SetZero(request, &each)) {
+      ++rejected->shape;
+      return;
+    }
+    if (!Divide(request, &each)) {
+      ++rejected->shape;
+      ++batches;
+      return;
+    }
+    found.push_back(each);
+  };
   for (const int tp : tps) {
     for (const int ep : eps) {
-      for (const int pp : pps) {
-        for (const int size : sizes) {
-          const int64_t split = int64_t{tp} * pp;
-          Configuration each{.tp = tp, .ep = ep, .pp = pp, .micro_batch = size};
-          if (request.gpus % split != 0 || !FlawOf(each.parallel()).empty()) {
-            ++rejected->shape;
-            continue;
+      for (const int etp : ExpertSplits(request, tp)) {
+        for (const int pp : pps) {
+          for (const int size : sizes) {
+            add({.tp = tp, .ep = ep, .etp = etp, .pp = pp, .micro_batch = size});
           }
-          each.dp = static_cast<int>(request.gpus / split);
-          if ((dp != request.fixed.end() && dp->second != each.dp) ||
-              each.dp % each.parallel().batches() != 0 || pp > layers ||
-              !FitsShape(request, each) || !SetZero(request, &each)) {
-            ++rejected->shape;
-            continue;
-          }
-          if (!Divide(request, &each)) {
-            ++rejected->shape;
-            ++batches;
-            continue;
-          }
-          found.push_back(each);
         }
       }
     }

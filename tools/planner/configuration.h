@@ -26,8 +26,8 @@ struct Configuration {
   bool operator==(const Configuration&) const = default;
 };
 
-/// Values that a configuration must have, by "tp", "ep", "pp", "dp", "micro-batch", "zero" and
-/// "cp" and "etp", of which only 1 is looked at.
+/// Values that a configuration must have, by "tp", "ep", "etp", "pp", "dp", "micro-batch", "zero"
+/// and "cp", of which only 1 is looked at.
 using FixedValues = std::map<std::string, int, std::less<>>;
 
 /// Reads "tp=8,pp=4". Throws Error that says what is wrong.

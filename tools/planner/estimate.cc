@@ -83,7 +83,8 @@ std::string PlannerCosts::TextOf(const Configuration& configuration) const {
 }
 
 const CostModel& PlannerCosts::Of(const Configuration& configuration) {
-  const std::array<int, 3> key = {configuration.tp, configuration.ep, configuration.micro_batch};
+  const std::array<int, 4> key = {configuration.tp, configuration.ep, configuration.etp,
+                                  configuration.micro_batch};
   const auto made = made_.find(key);
   if (made != made_.end()) return made->second;
   return made_.emplace(key, ReadCosts(TextOf(configuration), "costs")).first->second;

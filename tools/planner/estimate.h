@@ -33,7 +33,7 @@ class PlannerCosts {
 
  private:
   const PlanRequest& request_;
-  std::map<std::array<int, 3>, CostModel> made_;  // by tp, ep, micro-batch
+  std::map<std::array<int, 4>, CostModel> made_;  // by tp, ep, etp, micro-batch
 };
 
 /// FLOPs of a step of the model, forward and backward, nothing made again.

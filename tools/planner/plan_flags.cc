@@ -85,7 +85,7 @@ void AddPlanOptions(CLI::App* app, PlanFlags* flags) {
   AddText(app, "--memory", &flags->memory, "BYTES",
           "of a GPU, for all that it holds (default: as the GPU has)");
   AddText(app, "--fix", &flags->fix, "KEY=N,...",
-          "configurations with these values alone: tp, ep, pp, dp,\nmicro-batch or zero");
+          "configurations with these values alone: tp, ep, etp, pp,\ndp, micro-batch or zero");
   AddText(app, "--only", &flags->only, "NAME,...",
           "schedules to compile (default: auto); contraflow list\nshows them all");
   AddChoice(app, "--for", &flags->framework, "megatron|torch|torchtitan",

@@ -57,7 +57,7 @@ std::vector<std::string> AssumptionsOf(const PlanRequest& request) {
           std::string(request.fp8 ? "fp8" : "bf16") + " peak",
       "all-to-alls overlap with compute as components do; tokens spread evenly over experts",
       "ZeRO-1 where replicas share parameters: in these costs it is never longer than ZeRO-0",
-      "not looked at: cp, etp above 1, ZeRO-2 without --fix, ZeRO-3, offloading"};
+      "not looked at: cp, ZeRO-2 without --fix, ZeRO-3, offloading"};
   if (!request.model.unread.empty()) lines.push_back("not in the costs: " + request.model.unread);
   for (const std::string& note : request.model.notes) lines.push_back(note);
   return lines;
@@ -129,14 +129,21 @@ void WriteRow(const PlanRequest& request, const PlannerRow& row, const std::stri
   }
 }
 
+std::string WriteBrief(const PlannerRow& row) {
+  const Configuration& c = row.configuration;
+  return "tp " + std::to_string(c.tp) + " ep " + std::to_string(c.ep) + " pp " +
+         std::to_string(c.pp) + " dp " + std::to_string(c.dp) + ", " + row.schedule + ": " +
+         FormatWithUnit(row.step, Unit::kNanoseconds);
+}
+
 std::string WritePlans(const PlanRequest& request, const PlannerResult& result) {
-  Table table = {.columns = {">tp", ">ep", ">pp", ">dp", ">mb", ">M", "recompute", ">zero",
+  Table table = {.columns = {">tp", ">ep", ">etp", ">pp", ">dp", ">mb", ">M", "recompute", ">zero",
                              "schedule", ">step", ">tokens/s/GPU", ">MFU", ">memory", "limited by"},
                  .rows = {}};
   for (const PlannerRow& row : result.rows) {
     const Configuration& c = row.configuration;
-    table.rows.push_back({std::to_string(c.tp), std::to_string(c.ep), std::to_string(c.pp),
-                          std::to_string(c.dp), std::to_string(c.micro_batch),
+    table.rows.push_back({std::to_string(c.tp), std::to_string(c.ep), std::to_string(c.etp),
+                          std::to_string(c.pp), std::to_string(c.dp), std::to_string(c.micro_batch),
                           std::to_string(c.microbatches), row.recompute, std::to_string(c.zero),
                           row.schedule, FormatWithUnit(row.step, Unit::kNanoseconds),
                           Rounded(row.tokens_per_second_per_gpu, 1), FormatPercent(row.mfu),

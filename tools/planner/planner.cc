@@ -60,8 +60,7 @@ CompileFlags FlagsOf(const PlannerRow& row, const CostModel& costs) {
 
 class PlanSearch {
  public:
-  PlanSearch(const PlanRequest& request, std::function<void(double)> report,
-             const std::atomic<bool>* stop)
+  PlanSearch(const PlanRequest& request, PlanReport report, const std::atomic<bool>* stop)
       : request_(request), report_(std::move(report)), stop_(stop), costs_(request) {}
 
   PlannerResult Run() {
@@ -83,6 +82,12 @@ class PlanSearch {
  private:
   int64_t memory() const { return request_.gpu.memory; }
   bool stopped() const { return stop_ != nullptr && stop_->load(); }
+
+  void Report(double done) const {
+    if (!report_) return;
+    const auto best = std::ranges::min_element(rows_, {}, &PlannerRow::step);
+    report_(done, best == rows_.end() ? nullptr : &*best);
+  }
 
   /// Work of one compilation.
   int64_t WorkOf(const Configuration& configuration, int64_t budget) {
@@ -130,8 +135,7 @@ class PlanSearch {
         ++result_.rejected.budget;
         continue;
       }
-      const auto share = static_cast<double>(spent_) / static_cast<double>(budget);
-      if (report_) report_(kFirst * std::min(1.0, share));
+      Report(kFirst * std::min(1.0, static_cast<double>(spent_) / static_cast<double>(budget)));
       if (std::optional<PlannerRow> row = BestOf(candidate, look)) {
         best_ = std::min(best_, row->step);
         rows_.push_back(*std::move(row));
@@ -159,8 +163,7 @@ class PlanSearch {
     deep_ = true;
     const size_t count = std::min(rows_.size(), request_.top);
     for (size_t i = 0; i < count && !stopped(); ++i) {
-      if (report_)
-        report_(kFirst + (1 - kFirst) * static_cast<double>(i) / static_cast<double>(count));
+      Report(kFirst + (1 - kFirst) * static_cast<double>(i) / static_cast<double>(count));
       const Configuration configuration = rows_[i].configuration;
       const Candidate candidate = {configuration, costs_.EstimateOf(configuration)};
       const int64_t share = budget / static_cast<int64_t>(count);
@@ -307,7 +310,7 @@ class PlanSearch {
   }
 
   const PlanRequest& request_;
-  const std::function<void(double)> report_;
+  const PlanReport report_;
   const std::atomic<bool>* const stop_;
   PlannerCosts costs_;
   MadePlans made_;
@@ -326,7 +329,7 @@ class PlanSearch {
 
 }  // namespace
 
-PlannerResult FindPlans(const PlanRequest& request, const std::function<void(double)>& report,
+PlannerResult FindPlans(const PlanRequest& request, const PlanReport& report,
                         const std::atomic<bool>* stop) {
   return PlanSearch(request, report, stop).Run();
 }

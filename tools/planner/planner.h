@@ -37,13 +37,15 @@ struct PlannerResult {
   int searched = 0;  ///< configurations that were compiled and fit
 };
 
+using PlanReport = std::function<void(double done, const PlannerRow* best)>;
+
 /// Searches the configurations of a request, in the order of a guess of their steps: each for a
 /// short while, and the best again for longer. Deterministic: budgets are counted, no clock is
-/// read. `report` is called before each search with the share that is done. Ends with the rows so
+/// read. `report` is called before each search with the share that is done and the best row so far,
+/// which is null before the first. Ends with the rows so
 /// far once `stop` is true. Each row is a plan that the framework of the request runs. Throws Error
 /// if no configuration fits, with the least memory that one needs.
-PlannerResult FindPlans(const PlanRequest& request,
-                        const std::function<void(double done)>& report = {},
+PlannerResult FindPlans(const PlanRequest& request, const PlanReport& report = {},
                         const std::atomic<bool>* stop = nullptr);
 
 /// Words of the `contraflow compile` that gives the plan of a row from costs in this file.
@@ -52,6 +54,8 @@ std::string CompileLine(const PlannerRow& row, const std::string& costs, const s
 /// absent, and the files that start the framework of the request.
 void WriteRow(const PlanRequest& request, const PlannerRow& row, const std::string& folder);
 
+/// "tp 2 ep 1 pp 4 dp 2, 1f1b: 2.088 s" of a row.
+std::string WriteBrief(const PlannerRow& row);
 /// Text for people: a row each, assumptions, and the configurations that are not in it.
 std::string WritePlans(const PlanRequest& request, const PlannerResult& result);
 /// The object of `plan --json` (the public contract).

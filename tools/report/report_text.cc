@@ -98,8 +98,13 @@ std::string DescribeSearch(const Plan& plan) {
   const Provenance& p = *plan.provenance;
   const Unit unit = plan.costs->unit;
   std::string text = "searched: " + p.placement + " placement, from " + Origin(p.from) + ", " +
-                     FormatWithUnit(p.makespan, unit) + ", bound " + FormatWithUnit(p.bound, unit) +
-                     "; seed " + std::to_string(p.seed);
+                     FormatWithUnit(p.makespan, unit) + ", bound " + FormatWithUnit(p.bound, unit);
+  if (p.bound_of_all) {
+    const bool same = *p.bound_of_all == p.bound;
+    text +=
+        (same ? "" : ", " + FormatWithUnit(*p.bound_of_all, unit)) + " for all placements tried";
+  }
+  text += "; seed " + std::to_string(p.seed);
   if (p.cost_stages) {
     text += "; the costs given had " + Counted(*p.cost_stages, "stage") + ", the plan has " +
             std::to_string(plan.stages);

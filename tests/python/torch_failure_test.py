@@ -154,7 +154,7 @@ class FailureTest(unittest.TestCase):
         for rank, (_, printed) in enumerate(self.ended[without_loss]):
             self.assertIn("rank 2 has the last stage and needs a loss_fn", printed)
         for rank, (_, printed) in enumerate(self.ended[other_plan]):
-            self.assertRegex(printed, "has another plan than rank")
+            self.assertRegex(printed, "has another plan .* than rank")
 
     def test_shape_changes(self):
         self.assertIn("StepError: rank 0, SEND_F s0 m2 to=1 (instruction", self.ended[other_shape][0][1])

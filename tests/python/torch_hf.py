@@ -99,7 +99,8 @@ def seed(layer, _, kwargs):
 def config_of(options):
     return {"tie_word_embeddings": "tied" in options, "output_router_logits": "router" in options,
             "attention_dropout": 0.3 if "dropout" in options else 0.0} | (
-            {"router_aux_loss_coef": 0.5} if "router" in options else {})
+            {"router_aux_loss_coef": 0.5} if "router" in options else {}) | (
+            {"mlp_only_layers": [0, 1, 5]} if "dense" in options else {})
 
 
 def keywords(kwargs, options):
@@ -323,7 +324,8 @@ def main():
             for name in chosen for schedule, text in plans.items()]
     for options, names in ((("tied",), ("Llama",)), (("checkpoint",), ("Llama", "Mixtral")), (("bf16",), ("Llama",)),
                            (("compile",), ("Llama",)), (("dropout",), ("Llama",)), (("accumulate",), ("Llama",)),
-                           (("dropout", "checkpoint"), ("Llama",)), (("router",), ("Mixtral", "Qwen3Moe", "GptOss"))):
+                           (("dropout", "checkpoint"), ("Llama",)), (("router",), ("Mixtral", "Qwen3Moe", "GptOss")),
+                           (("router", "dense"), ("Qwen3Moe",))):
         jobs += [(name, schedule, plans[schedule], options) for name in names if name in chosen
                  for schedule in ("1f1b", "zb-v", "dualpipe")]
     again = compiled("1f1b", recompute="full")

@@ -3,6 +3,7 @@ and the order in which they are connected."""
 
 import gc
 import os
+import re
 import threading
 import time
 import unittest
@@ -74,6 +75,73 @@ def steps_add_up(rank):
         assert torch.allclose(p.grad, 2 * g, rtol=1e-5, atol=1e-7)
 
 
+class Partly(Block):
+    """Has one parameter that nothing uses, and one that this process alone uses."""
+
+    def __init__(self, seed, used):
+        super().__init__(seed)
+        self.used, self.idle, self.mine = used, torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(torch.ones(8))
+
+    def forward(self, x):
+        return super().forward(x) * (self.mine if self.used else 1)
+
+
+def unused_have_no_gradient(rank):
+    """As in one process, where several ranks hold them, too."""
+    plan = cf.compile("dualpipe", ranks=2, microbatches=4)
+    modules = {s: Partly(s, rank == 0) for s in plan.stages_of(rank)}
+    schedule = PlanSchedule(plan, modules, loss_fn)
+    inputs, targets = batch(plan.microbatches)
+    for _ in range(2):
+        schedule.step(rows_of(plan, rank, 0, inputs), target=rows_of(plan, rank, 1, targets))
+        for module in modules.values():
+            assert module.idle.grad is None and module.mine.grad.abs().sum() > 0
+
+
+def refused(rank):
+    """Arguments that cannot be, on all ranks alike."""
+    plan = cf.compile("dualpipe", ranks=2, microbatches=4)
+    modules = {s: Block(s) for s in plan.stages_of(rank)}
+
+    def made(plan=plan, stages=modules, loss=loss_fn, *more, **options):
+        return PlanSchedule(plan, stages, loss, *more, **options)
+    other = cf.compile("dualpipe", ranks=2, microbatches=4 + 4 * rank)
+    for error, text, make in (
+            (TypeError, "plan must be a contraflow.Plan, .* is a NoneType", lambda: made(None)),
+            (TypeError, "stages .* has the key 'x'", lambda: made(plan, {"x": modules[0]})),
+            (TypeError, "loss_fn .* is a str", lambda: made(plan, modules, "mse")),
+            (TypeError, "stage 0, layer 0 must be a torch.nn.Module", lambda: made(plan, {0: [print], 1: [print]})),
+            (TypeError, "a group must be a torch.distributed.ProcessGroup.*, is a str", lambda: made(group="x")),
+            (ValueError, "timeout must be a number of seconds above 0, is '5'", lambda: made(timeout="5")),
+            (ValueError, "timeout must be a number of seconds above 0, is -1", lambda: made(timeout=-1)),
+            (ValueError, "dualpipe, . micro-batches. than rank .* give all ranks the same", lambda: made(other))):
+        try:
+            make()
+        except error as said:
+            assert re.search(text, str(said)), said
+        else:
+            raise AssertionError(text)
+    schedule = made(variable_shapes=True)
+    inputs, targets = batch(plan.microbatches)
+    for error, text, call in (
+            (RuntimeError, "no loss before the first step", schedule.loss),
+            (TypeError, "losses must be a list, .* is a int", lambda: schedule.eval(inputs, losses=3)),
+            (TypeError, "a state must be a dict", lambda: schedule.load_state_dict(None)),
+            (ValueError, "max_norm must be at least 0", lambda: schedule.clip_grad_norm_(-1.0)),
+            (ValueError, "norm_type above 0", lambda: schedule.clip_grad_norm_(1.0, 0)),
+            (ValueError, "two routes", lambda: schedule.rows((torch.ones(9, 8), torch.ones(9, 8))))):
+        try:
+            call()
+        except error as said:
+            assert re.search(text, str(said)), said
+        else:
+            raise AssertionError(text)
+    schedule.eval(rows_of(plan, rank, 0, inputs))
+    assert schedule.loss().isnan()
+    schedule.eval(rows_of(plan, rank, 0, inputs), target=rows_of(plan, rank, 1, targets))
+    assert not schedule.loss().isnan()
+
+
 def groups_are_given_back(rank):
     def descriptors():
         gc.collect()
@@ -135,7 +203,7 @@ def one_order(rank):
 class StepsTest(unittest.TestCase):
     def test_all(self):
         running = {work: Processes(world, work) for work, world in (
-            (rows_on_all_ranks, 3), (steps_add_up, 2), (groups_are_given_back, 2), (one_order, 3))}
+            (rows_on_all_ranks, 3), (steps_add_up, 2), (unused_have_no_gradient, 2), (refused, 2), (groups_are_given_back, 2), (one_order, 3))}
         for work, processes in running.items():
             for code, printed in processes.results():
                 with self.subTest(work.__name__):

@@ -57,10 +57,18 @@ class Arguments:
     def check(self) -> None:
         """Raises ValueError or TypeError, with the remedy, for what this process alone can see."""
         plan = self.plan
+        if not isinstance(plan, cf.Plan):
+            raise TypeError(f"plan must be a contraflow.Plan, as contraflow.Plan.load returns it, is a {type(plan).__name__}")
         plans.check(plan)
         if not isinstance(self.stages, dict) or not all(isinstance(s, int) for s in self.stages):
+            wrong = [s for s in self.stages if not isinstance(s, int)] if isinstance(self.stages, dict) else []
             raise TypeError("stages must be a dict from the number of each stage to its torch.nn.Module, "
-                            f"is a {type(self.stages).__name__}")
+                            + (f"has the key {wrong[0]!r}" if wrong else f"is a {type(self.stages).__name__}"))
+        if self.loss_fn is not None and not callable(self.loss_fn):
+            raise TypeError(f"loss_fn must be called as loss_fn(output, target), is a {type(self.loss_fn).__name__}")
+        timeout = self.options["timeout"]
+        if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout > 0:
+            raise ValueError(f"timeout must be a number of seconds above 0, is {timeout!r}")
         plan.verify()
         if len(self.ranks) != plan.ranks:
             raise ValueError(f"the plan is for {plan.ranks} ranks, the group has {len(self.ranks)} "
@@ -206,18 +214,23 @@ def _shared(plan: cf.Plan, rank: int, stages: Mapping[int, torch.nn.Module]) -> 
     return [found for found in uses.values() if len(found) > 1]
 
 
-def agree(arguments: Arguments, gather: Callable[[Any], List[Any]]) -> str:
+def agree(arguments: Arguments, gather: Callable[[Any], List[Any]]) -> Tuple[str, str]:
     """Checks the arguments of all processes together, so that none waits for one that refuses its own,
     that a pipeline has one plan, that it and its replicas have the same options, and that copies of stages
-    share the same parameters. gather(value) returns the values of all processes. Returns a name for this schedule."""
+    share the same parameters. gather(value) returns the values of all processes. Returns a name
+    for the schedule of this pipeline, and one for those of all pipelines that wait for each other."""
     problem: Optional[Exception] = None
     try:
         arguments.check()
     except (ValueError, TypeError) as error:
         problem = error
-    text = "\n".join(str(i) for program in arguments.plan.programs for i in program)
+    name, text = "none", ""
+    if problem is None:
+        plan = arguments.plan
+        name = f"{plan.schedule}, {plan.microbatches} micro-batches"
+        text = "\n".join(str(i) for program in plan.programs for i in program)
     said = gather(types.SimpleNamespace(
-        problem=problem and str(problem), plan=zlib.crc32(text.encode()), token=uuid.uuid4().hex,
+        problem=problem and str(problem), name=name, plan=zlib.crc32(text.encode()), token=uuid.uuid4().hex,
         ranks=arguments.ranks, replicas=arguments.replicas, experts=arguments.experts, options=arguments.options,
         stages=[] if problem else sorted(arguments.stages), shared=arguments.shared, tied=arguments.tied,
         spread=arguments.spread))
@@ -234,7 +247,8 @@ def agree(arguments: Arguments, gather: Callable[[Any], List[Any]]) -> str:
             raise ValueError(f"process {at}: {said[at].problem}")
     for rank, at in enumerate(mine.ranks):
         if said[at].plan != mine.plan:
-            raise ValueError(f"rank {rank} has another plan than rank {arguments.rank}")
+            raise ValueError(f"rank {rank} has another plan ({said[at].name}) than rank {arguments.rank} ({mine.name}): "
+                             "give all ranks the same plan file, or the same options of compile")
     first = min(linked)
     for at in sorted(linked):
         for name, value in said[first].options.items():
@@ -251,8 +265,7 @@ def agree(arguments: Arguments, gather: Callable[[Any], List[Any]]) -> str:
     for at, its in enumerate(said):
         for other in {*its.ranks, *its.replicas}:
             _agree_on_parameters(at, its, other, said[other])
-    token: str = said[mine.ranks[0]].token
-    return token
+    return said[mine.ranks[0]].token, said[first].token
 
 
 def _agree_on_parameters(at: int, its: Any, other: int, theirs: Any) -> None:

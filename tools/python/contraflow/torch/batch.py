@@ -110,9 +110,10 @@ class Batch:
         has = f"rank {self._rank}: {name} has shape {list(value.shape)}, which does not chunk into {count} "
         if value.dim() == 0 or len(value) < count:
             raise ValueError(has + "micro-batches along dimension 0")
-        if len(value) % count != 0 and not self._variable_shapes:
-            raise ValueError(has + "micro-batches of the same size: leave the last batch out (drop_last of a "
-                             "DataLoader), or pass variable_shapes=True")
+        two = len(self._plan.routes) > 1  # each end knows its own rows alone
+        if len(value) % count != 0 and (two or not self._variable_shapes):
+            raise ValueError(has + "micro-batches of the same size: leave the last batch out (drop_last of a DataLoader)"
+                             + (", for the plan has two routes" if two else ", or pass variable_shapes=True"))
         return list(value.detach().tensor_split(count))
 
 

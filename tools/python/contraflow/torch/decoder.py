@@ -49,6 +49,7 @@ class Decoder:
             raise ValueError(f"the plan has the layers {'|'.join(layout)}: the embedding (E) must be in the first "
                              "stage and the head (L) in the last")
         self._ends = list(itertools.accumulate(stage.count("t") for stage in layout))  # by stage
+        self._routed = _routed_layers(model.model)
 
     def stage(self, number: int) -> nn.Module:
         begin = self._ends[number - 1] if number else 0
@@ -84,7 +85,7 @@ class Decoder:
         if config is not None:
             core.__dict__["config"] = _config(config, begin, count)
         stage.__class__ = type(type(model).__name__, (_Stage, type(model)), {"__module__": type(model).__module__})
-        stage.__dict__["_whole"] = {"first": first, "last": last, "layers": len(model.model.layers)}
+        stage.__dict__["_whole"] = {"first": first, "last": last, "routed": self._routed}
         made: nn.Module = stage
         return made
 
@@ -121,7 +122,14 @@ class _Stage:
         model: Any = self
         loss_of = sys.modules[type(self).__module__].load_balancing_loss_func
         losses = [loss_of((of_layer,), model.num_experts, model.num_experts_per_tok, mask) for of_layer in logits]
-        return add_loss(y, model.router_aux_loss_coef * sum(losses) / self._whole["layers"])
+        return add_loss(y, model.router_aux_loss_coef * sum(losses) / self._whole["routed"]) if losses else y
+
+
+def _routed_layers(core: Any) -> int:
+    """Returns how many layers have a router of which the model gives the logits."""
+    recorder = getattr(core, "_can_record_outputs", {}).get("router_logits")
+    router = getattr(recorder, "target_class", recorder)
+    return sum(router is None or any(isinstance(part, router) for part in layer.modules()) for layer in core.layers)
 
 
 class InLayers(Layers):

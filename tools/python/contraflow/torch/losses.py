@@ -17,7 +17,7 @@ class Losses:
 
     def __init__(self, links: AnyLinks, device: torch.device, microbatches: int) -> None:
         self._links, self._device, self._microbatches = links, device, microbatches
-        self._losses: List[torch.Tensor] = []
+        self._losses: Optional[List[torch.Tensor]] = None
         self.added: List[torch.Tensor] = []
 
     def begin(self) -> None:
@@ -29,12 +29,16 @@ class Losses:
         current.set(None)
 
     def mean(self, added: bool) -> torch.Tensor:
-        """Returns the mean over all micro-batches of the pipeline."""
-        total = torch.zeros((), dtype=torch.float64, device=self._device)
-        for loss in self.added if added else self._losses:
-            total += loss.to(total)
+        """Returns the mean over all micro-batches of the pipeline; NaN where these have no losses."""
+        if self._losses is None:
+            raise RuntimeError("there is no loss before the first step or eval")
+        parts = self.added if added else self._losses
+        total = torch.zeros(2, dtype=torch.float64, device=self._device)
+        for loss in parts:
+            total[0] += loss.to(total)
+        total[1] = len(parts)
         self._links.combine(total, dist.ReduceOp.SUM)
-        return (total / self._microbatches).to(torch.get_default_dtype())
+        return (total[0] / (self._microbatches if added else total[1])).to(torch.get_default_dtype())
 
 
 current: ContextVar[Optional[Losses]] = ContextVar("losses", default=None)  # of the step that runs in this thread

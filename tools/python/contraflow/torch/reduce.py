@@ -53,8 +53,8 @@ class GradientSum:
         self._spread, self._of_spread = spread, of_spread
         self._weights: Sequence[torch.Tensor] = []
         self._before: List[Tuple[torch.Tensor, Any]] = []
-        # Sums under way: the work, its buffer, and the part of it for each weight.
-        self._going: List[Tuple[Any, torch.Tensor, List[Tuple[torch.Tensor, torch.Tensor]]]] = []
+        # Sums under way: the work, its buffer, the part of it for each weight, and those without a gradient here.
+        self._going: List[Tuple[Any, torch.Tensor, List[Tuple[torch.Tensor, torch.Tensor]], List[int]]] = []
 
     def begin(self, weights: Sequence[torch.Tensor]) -> None:
         """Before a step: `weights` are those to sum with the stage. What they have in `.grad` is kept apart,
@@ -83,15 +83,16 @@ class GradientSum:
             torch._foreach_div_(alone, float(self._divisor))
         for group, every in by_kind.values():
             for params in _buckets(every):
-                flat = torch.cat([sharded.local(torch.zeros_like(p) if p.grad is None else p.grad).reshape(-1)
-                                  for p in params])
+                without = [k for k, p in enumerate(params) if p.grad is None]
+                flat = torch.cat([*(sharded.local(torch.zeros_like(p) if p.grad is None else p.grad).reshape(-1)
+                                    for p in params), _holders(params, without)])
                 parts = _parts(params, flat)
                 for p, part in parts:
                     if sharded.local(p) is p and p.is_contiguous():
                         if hasattr(p.grad, "lane"):
                             foreign.append(p.grad)
                         p.grad = part  # its memory before is free for the next bucket
-                self._going.append((group.allreduce([flat]), flat, parts))
+                self._going.append((group.allreduce([flat]), flat, parts, without))
         if self._hook is not None:
             self._wait()
             self._hook(self._stage.number, self._stage.module)
@@ -107,8 +108,9 @@ class GradientSum:
         self._before = []
 
     def _wait(self) -> None:
-        for work, flat, parts in self._going:
+        for work, flat, parts, without in self._going:
             work.wait()
+            holders = flat[-len(parts):].tolist() if without else []
             if self._divisor != 1:
                 flat.div_(float(self._divisor))
             for p, part in parts:
@@ -117,6 +119,9 @@ class GradientSum:
                 grad = sharded.local(p.grad)
                 if grad.data_ptr() != part.data_ptr():
                     grad.copy_(part)
+            for k in without:
+                if holders[k] == 0:  # nothing uses it, and optimizers leave alone what has no gradient
+                    parts[k][0].grad = None
         self._going = []
 
 
@@ -135,7 +140,17 @@ def _buckets(weights: Sequence[torch.Tensor]) -> Iterator[List[torch.Tensor]]:
         yield bucket
 
 
+def _holders(params: Sequence[torch.Tensor], without: Sequence[int]) -> torch.Tensor:
+    """1 for each weight that has a gradient here, 0 for the others: the end of a bucket, whose sum counts holders."""
+    own = sharded.local(params[0])
+    ones = torch.ones(len(params), dtype=own.dtype, device=own.device)
+    for k in without:
+        ones[k] = 0
+    return ones
+
+
 def _parts(params: Sequence[torch.Tensor], flat: Any) -> List[Tuple[torch.Tensor, torch.Tensor]]:
     """Each weight with its part of a bucket."""
     own = [sharded.local(p) for p in params]
-    return [(p, part.view(x.shape)) for p, x, part in zip(params, own, flat.split([x.numel() for x in own]))]
+    sizes = [*(x.numel() for x in own), len(params)]
+    return [(p, part.view(x.shape)) for p, x, part in zip(params, own, flat.split(sizes))]

@@ -26,7 +26,7 @@ from .sharded import local
 from .stage import Overlap, Stage, without_cast_cache
 from .state import Names, State
 from .walk import Operations, Walk
-from .watch import StepError, Watch
+from .watch import StepError, Watch, described
 
 StageLike = Union[torch.nn.Module, Sequence[torch.nn.Module]]  # a list has the layers of a stage
 
@@ -75,7 +75,7 @@ class PlanSchedule:
                  keep_rng: bool = True, timeout: float = 300.0, annotate: bool = True,
                  links: Optional[AnyLinks] = None, device: Union[torch.device, str, None] = None,
                  chunk_spec: Optional[ChunkSpec] = None, names: Optional[Names] = None, timing_every: int = 0) -> None:
-        modules: Any = {s: Layers(layers) if isinstance(layers, (list, tuple)) else layers
+        modules: Any = {s: _layers(s, layers) if isinstance(layers, (list, tuple)) else layers
                         for s, layers in stages.items()} if isinstance(stages, dict) else stages
         ranks = members(group) if links is None else links.ranks
         rank = ranks.index(dist.get_rank()) if links is None else links.rank
@@ -83,7 +83,7 @@ class PlanSchedule:
         experts = members(expert_parallel) if expert_parallel is not None else [ranks[rank]]
         options = {"scale_grads": bool(scale_grads), "variable_shapes": bool(variable_shapes),
                    "keep_rng": bool(keep_rng), "timeout": timeout, "names": names and "given"}
-        token = agree(Arguments(plan, rank, ranks, replicas, experts, modules, loss_fn, weight_grad, data_parallel,
+        token, of_all = agree(Arguments(plan, rank, ranks, replicas, experts, modules, loss_fn, weight_grad, data_parallel,
                                 grad_reduce, on_step, overlap, device, links, chunk_spec, options),
                       gather if links is None else links.gather)
         holders = plans.holders(plan)
@@ -121,8 +121,11 @@ class PlanSchedule:
         self._store = getattr(dist, "PrefixStore")(f"contraflow/{token}", links.store)
         self._batch = Batch(plan, self.rank, chunk_spec, variable_shapes, self._store)
         progress = self._walk.progress
+        alone = len(replicas) == len(experts) == 1
         self._watch = Watch(self._store, self.rank, plan.ranks, self._place,
-                            progress.stands_for if progress is not None else None, self.links.timeout)
+                            progress.stands_for if progress is not None else None, self.links.timeout,
+                            getattr(dist, "PrefixStore")(f"contraflow/{of_all}/all", links.store),
+                            None if alone else f"process {ranks[rank]} (rank {rank} of its pipeline)")
 
     # A step
 
@@ -140,6 +143,7 @@ class PlanSchedule:
         `losses` is filled with the losses of the micro-batches that end here, in ascending order.
         Returns the outputs of the last stage in that order, concatenated, with `return_outputs`, else
         None."""
+        _check_losses(losses)
         if not torch.is_grad_enabled():
             raise RuntimeError("step() trains, and gradients are disabled here: use eval()")
         self._run(self._walk.operations, args, target, return_outputs, kwargs)
@@ -149,6 +153,7 @@ class PlanSchedule:
              return_outputs: bool = True, **kwargs: Any) -> Any:
         """The forwards of a step, without gradients, in the order of the plan; arguments as for step().
         Without a target there are outputs and no losses."""
+        _check_losses(losses)
         with torch.no_grad(), without_cast_cache():
             self._run(self._walk.forwards, args, target, return_outputs, kwargs)
         return self._collect(losses, return_outputs)
@@ -162,8 +167,9 @@ class PlanSchedule:
         return self._batch.rows(batch)
 
     def loss(self, added: bool = False) -> torch.Tensor:
-        """The mean loss of the last step or eval over all its micro-batches, the same on every rank; with
-        `added` that of what `add_loss` added in any stage of a step. Every process calls it."""
+        """The mean loss of the last step or eval over all micro-batches of this pipeline, the same on its ranks; NaN
+        after an eval without a target. With `added` that of what `add_loss` added in any stage of a step. Every
+        process calls it."""
         return self._losses.mean(added)
 
     def clip_grad_norm_(self, max_norm: Union[float, torch.Tensor], norm_type: float = 2.0) -> torch.Tensor:
@@ -218,7 +224,7 @@ class PlanSchedule:
             raise self._failure(error) from error
         except BaseException as stop:
             self._broken = True
-            self._watch.fail(repr(stop))
+            self._watch.fail(described(stop))
             raise
         finally:
             self._watch.end()
@@ -273,13 +279,13 @@ class PlanSchedule:
             return False
         if self.plan.ranks > 1:
             self._broken = True
-            self._watch.fail(f"{type(error).__name__}: {error}")
+            self._watch.fail(described(error))
         return True
 
     def _failure(self, error: BaseException) -> StepError:
         self._broken = True
         index, instruction = self._walk.failed_at()
-        text = f"{type(error).__name__}: {error}"
+        text = described(error)
         report = self._watch.fail(text)
         if self._watch.first is not None:
             text = f"another rank failed first, {self._watch.first}\nhere it was {text}"
@@ -325,6 +331,18 @@ class PlanSchedule:
     def is_spread(self, parameter: torch.Tensor) -> bool:
         """Whether each process of `expert_parallel` has another part of a parameter, as of those of experts."""
         return parameter in self._spread
+
+
+def _check_losses(losses: Any) -> None:
+    if losses is not None and not isinstance(losses, list):
+        raise TypeError(f"losses must be a list, which the step fills, is a {type(losses).__name__}")
+
+
+def _layers(stage: int, layers: Sequence[Any]) -> Layers:
+    for k, layer in enumerate(layers):
+        if not isinstance(layer, torch.nn.Module):
+            raise TypeError(f"stage {stage}, layer {k} must be a torch.nn.Module, is a {type(layer).__name__}")
+    return Layers(layers)
 
 
 def _profiling() -> bool:

@@ -62,6 +62,8 @@ class State:
         return {name: self._as_part(value) if name in parts else value for name, value in whole.state_dict().items()}
 
     def load(self, state: Mapping[str, Any], strict: bool) -> None:
+        if not isinstance(state, Mapping):
+            raise TypeError(f"a state must be a dict from names to tensors, is a {type(state).__name__}")
         whole = self.module()
         own, values, parts = whole.state_dict(), {}, self._parts(whole)
         same = self._same(whole)
@@ -147,6 +149,8 @@ class State:
     # The norm of the gradients
 
     def clip_grad_norm(self, max_norm: Union[float, torch.Tensor], norm_type: float) -> torch.Tensor:
+        if not norm_type > 0 or not max_norm >= 0:
+            raise ValueError(f"max_norm must be at least 0 and norm_type above 0, are {max_norm} and {norm_type}")
         grads: List[torch.Tensor] = []
         counted: Dict[Groups, List[torch.Tensor]] = {}  # by the groups over which their parts are spread
         seen = set()

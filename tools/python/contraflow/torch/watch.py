@@ -35,14 +35,28 @@ class StepError(RuntimeError):
                          + (f"\n{report}" if report else ""))
 
 
+def described(error: BaseException) -> str:
+    """The type and text of an error, with the remedy that torch does not name."""
+    try:
+        text = f"{type(error).__name__}: {error}"
+    except Exception:  # its own __str__ fails
+        text = f"{type(error).__name__}, whose text cannot be made"
+    if "leaf Variable that requires grad" in text and "in-place" in text:
+        text += " (a part changes in place what it is given: take a clone() of that first)"
+    return text
+
+
 class Watch:
     """Watches one step after another. `place` is a method that gives what this rank is doing in words;
     the watch ends with its object. On a GPU `stands_for` is one that gives for how many seconds it has stood where it
-    is, which is at most `timeout`; elsewhere the wait for a message fails by itself."""
+    is, which is at most `timeout`; elsewhere the wait for a message fails by itself. `of_all` is the store of all
+    pipelines that wait for each other, in which this process has a `name` of its own."""
 
     def __init__(self, store: Any, rank: int, ranks: int, place: Callable[[], str],
-                 stands_for: Optional[Callable[[], float]] = None, timeout: Optional[float] = None) -> None:
+                 stands_for: Optional[Callable[[], float]] = None, timeout: Optional[float] = None,
+                 of_all: Any = None, name: Optional[str] = None) -> None:
         self._store, self._rank, self._ranks = store, rank, ranks
+        self._of_all, self._name = store if of_all is None else of_all, name or f"rank {rank}"
         self._place: Callable[[], Any] = weakref.WeakMethod(place)
         self._of_gpu = stands_for and weakref.WeakMethod(stands_for)
         self._timeout: Any = timeout
@@ -79,16 +93,16 @@ class Watch:
         first = False
         try:
             self._post(f"failed: {place}: {cause:.300}".split("\n")[0])
-            first = self._store.add("failures", 1) == 1
+            first = self._of_all.add("failures", 1) == 1
             if first:
-                self._store.set("reason", f"rank {self._rank} {place}: {cause}")
+                self._of_all.set("reason", f"{self._name} {place}: {cause}")
             self._read()
             if self._ranks > 1:
                 # The store often is in the process of rank 0, which stays until the others have read twice.
                 time.sleep((2.5 if self._rank > 0 else 3.0) * PERIOD)
             # Stores of torch 1.13 cannot say whether a value is there.
-            if not first and getattr(self._store, "check", lambda _: True)(["reason"]):
-                self._reason = self._store.get("reason").decode()
+            if not first and getattr(self._of_all, "check", lambda _: True)(["reason"]):
+                self._reason = self._of_all.get("reason").decode()
             self._read()
             lines, before = [], self._seen[-2]
         except RuntimeError:
@@ -127,8 +141,8 @@ class Watch:
                 _end_process(f"rank {self._rank}: {text}: {late}\n{self.fail(late)}")
             try:
                 self._post(text)
-                if (self._active or stands_for > 0) and self._store.add("failures", 0) > 0:
-                    reason = self._reason = self._store.get("reason").decode()
+                if (self._active or stands_for > 0) and self._of_all.add("failures", 0) > 0:
+                    reason = self._reason = self._of_all.get("reason").decode()
                     self._read()
             except RuntimeError:
                 if not self._active:  # the job is ending

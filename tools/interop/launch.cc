@@ -134,8 +134,8 @@ std::string FlawFor(const Launch& launch, const Parallel& parallel, std::string_
       break;
     case Framework::kTorchtitan:
       if (launch.fp8) return "its flags have no fp8; give `dtype` bf16";
-      if (parallel.etp > 1) return "its experts are whole; fix etp=1";
       if (launch.experts && parallel.ep < parallel.tp) return "its experts need ep >= tp";
+      if (parallel.etp > 1) return "its experts are whole; fix etp=1";
       // Devices that share experts are those that shard all else.
       if (launch.zero == 0 && parallel.ep > parallel.tp) return "its ep needs ZeRO; fix less";
       break;

@@ -49,8 +49,11 @@ TEST_CASE("planner: the first row is the shortest of all, bounds hold, plans fit
     Rejected rejected;
     for (const Configuration& each : ConfigurationsOf(request, &rejected)) {
       PlanRequest fixed = request;
-      fixed.fixed = {
-          {"tp", each.tp}, {"ep", each.ep}, {"pp", each.pp}, {"micro-batch", each.micro_batch}};
+      fixed.fixed = {{"tp", each.tp},
+                     {"ep", each.ep},
+                     {"etp", each.etp},
+                     {"pp", each.pp},
+                     {"micro-batch", each.micro_batch}};
       const PlannerResult alone = FindPlans(fixed);
       REQUIRE(alone.rows.size() == 1);
       CHECK(alone.rows[0].configuration == each);

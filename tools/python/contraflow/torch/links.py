@@ -194,7 +194,7 @@ def members(group: Optional[dist.ProcessGroup]) -> List[int]:
     """The processes of a group, in the order of their ranks in it; None: all."""
     if group is None:
         return list(range(dist.get_world_size()))
-    if not isinstance(group, dist.ProcessGroup):
+    if not isinstance(group, dist.ProcessGroup) and group is not dist.GroupMember.NON_GROUP_MEMBER:
         raise TypeError("a group must be a torch.distributed.ProcessGroup that has this process (new_group, or get_group "
                         f"of a DeviceMesh), is a {type(group).__name__}")
     if hasattr(dist, "get_process_group_ranks"):

@@ -134,16 +134,16 @@ TEST_SUITE("property") {
 TEST_SUITE("property") {
   TEST_CASE("a larger budget never gives a longer step, and `any` hardly ever than a placement") {
     std::mt19937_64 random(62);
-    int compared = 0, shorter = 0, any_shorter = 0, any_longer = 0;
+    int compared = 0, shorter = 0, any_shorter = 0, any_longer = 0, bounded = 0;
     while (compared < CasesToDraw(120)) {
       Spec spec = DrawSpec(&random);
       if (spec.ranks < 2 || !RejectPlacement(spec).empty()) continue;
       spec.search.budget = 2'000'000;
-      const auto step = [](const Spec& of) {
-        const Plan plan = GeneratePlan(of);
+      const auto step_of = [](const Plan& plan, const Spec& of) {
         return LongerThanOrder(*plan.costs, of.search) ? StepOf(plan, *plan.costs)
                                                        : plan.provenance->makespan;
       };
+      const auto step = [&](const Spec& of) { return step_of(GeneratePlan(of), of); };
       const Time little = step(spec);
       CAPTURES(compared, Name(spec.search.placement));
       if (!IsChoice(spec.search.placement) && compared % 4 == 0) {
@@ -151,8 +151,17 @@ TEST_SUITE("property") {
         any.search.placement = Placement::kAny;
         // The placements share the budget.
         any.search.budget *= 5;
-        const Time of_any = step(any);
+        const Plan plan = GeneratePlan(any);
+        const Time of_any = step_of(plan, any);
         CHECK(of_any <= little + little / 8);
+        // `any` tries no others.
+        const bool tried = spec.search.placement != Placement::kSingle &&
+                           spec.search.placement != Placement::kWave;
+        if (plan.provenance->bound_of_all && tried) {
+          CHECK(*plan.provenance->bound_of_all <= little);
+          CHECK(*plan.provenance->bound_of_all <= plan.provenance->bound);
+          ++bounded;
+        }
         any_longer += of_any > little;
         any_shorter += of_any < little;
       }
@@ -163,9 +172,10 @@ TEST_SUITE("property") {
       ++compared;
     }
     MESSAGE(shorter << " of " << compared << " shorter; any placement: " << any_shorter
-                    << " shorter, " << any_longer << " longer");
+                    << " shorter, " << any_longer << " longer; " << bounded << " bounds of all");
     CHECK((kSanitized || any_longer * 4 < any_shorter));
     CHECK((kSanitized || shorter > 5));
+    CHECK((kSanitized || bounded > 5));
   }
 }
 

@@ -41,6 +41,8 @@ struct PlanRequest {
   int global_batch = 0;  ///< sequences of a step
   int64_t sequence = 4096;
   bool fp8 = false;
+  double scale = 1;            ///< of all efficiencies, from a run that was measured
+  std::string scaled_by = {};  ///< that run, in words
   FixedValues fixed = {};
   Framework framework = Framework::kAny;  ///< that shall run the plan
   std::vector<std::string> schedules = {"auto"};

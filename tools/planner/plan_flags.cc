@@ -12,6 +12,7 @@
 #include "tools/cli/exit.h"
 #include "tools/cli/options.h"
 #include "tools/interop/launch.h"
+#include "tools/planner/calibration.h"
 #include "tools/profile/gpu_option.h"
 #include "tools/profile/hf_config.h"
 
@@ -36,6 +37,18 @@ std::vector<std::string> SchedulesOf(const std::string& text) {
     at = end + 1;
   }
   return names;
+}
+
+/// Scales the efficiencies of a request so that a measured run has its step.
+void ScaleToRun(const std::string& text, PlanRequest* request) {
+  const CalibrationRun run = ReadOption([&] { return ParseCalibrationRun(text, *request); });
+  double predicted = 0;
+  request->scale = ScaleOf(run, &predicted);
+  const auto time = [](double seconds) {
+    return FormatWithUnit(static_cast<Time>(seconds * 1e9), Unit::kNanoseconds);
+  };
+  request->scaled_by = "a run (" + text + ") took " + time(run.seconds) +
+                       " and not the predicted " + time(predicted);
 }
 
 }  // namespace
@@ -68,6 +81,7 @@ PlanRequest ResolvePlan(const PlanFlags& flags) {
   const std::string text = flags.config ? *flags.config : ReadFile(flags.model, kMaxHfConfigBytes);
   request.model =
       ReadHfConfig(text, flags.model == "-" ? "standard input" : flags.model, flags.like);
+  if (!flags.measured.empty()) ScaleToRun(flags.measured, &request);
   return request;
 }
 
@@ -90,6 +104,9 @@ void AddPlanOptions(CLI::App* app, PlanFlags* flags) {
           "schedules to compile (default: auto); contraflow list\nshows them all");
   AddChoice(app, "--for", &flags->framework, "megatron|torch|torchtitan",
             "plans that Megatron-LM, contraflow.torch or torchtitan\nruns, with what starts it");
+  AddText(app, "--measured", &flags->measured, "KEY=X,...",
+          "a run of the model on this GPU: its tokens/s/gpu=N or\nstep=TIME, with tp, pp and the "
+          "like, schedule, recompute;\nscales the efficiencies so that it is predicted right");
   AddText(app, "--budget", &flags->budget, "TIME",
           "of the whole command, about; counted in work, so that\nthe answer is the same "
           "everywhere (default: 20s)");

@@ -13,7 +13,8 @@ namespace contraflow {
 
 /// Request of `contraflow plan`, as the user wrote it.
 struct PlanFlags {
-  std::string model, like, gpu, dtype = "bf16", memory, fix, only, framework, budget = "20s";
+  std::string model, like, gpu, dtype = "bf16", memory, fix, only, framework, measured,
+                                budget = "20s";
   int gpus = 0, global_batch = 0, seq = 0, top = 5;
   std::optional<std::string> config = {};  ///< text of the model's config.json, in place of a file
 };

@@ -58,6 +58,10 @@ std::vector<std::string> AssumptionsOf(const PlanRequest& request) {
       "all-to-alls overlap with compute as components do; tokens spread evenly over experts",
       "ZeRO-1 where replicas share parameters: in these costs it is never longer than ZeRO-0",
       "not looked at: cp, ZeRO-2 without --fix, ZeRO-3, offloading"};
+  if (!request.scaled_by.empty()) {
+    lines.push_back("efficiencies are " + Rounded(request.scale, 1000) +
+                    " times as high: " + request.scaled_by);
+  }
   if (!request.model.unread.empty()) lines.push_back("not in the costs: " + request.model.unread);
   for (const std::string& note : request.model.notes) lines.push_back(note);
   return lines;

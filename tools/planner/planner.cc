@@ -41,23 +41,6 @@ int64_t CellsOf(const Configuration& configuration) {
 /// Stages a rank that are tried beside a schedule's own where a framework has few schedules.
 constexpr int kDepths[] = {3, 4, 6, 8};
 
-/// Flags of the row's own `contraflow compile`.
-CompileFlags FlagsOf(const PlannerRow& row, const CostModel& costs) {
-  const Configuration& configuration = row.configuration;
-  CompileFlags flags;
-  flags.schedule = ScheduleName(row.schedule);
-  flags.ranks = configuration.pp;
-  flags.chunks = row.chunks;
-  if (!row.target.empty()) flags.target = row.target;
-  flags.microbatches = configuration.microbatches;
-  flags.data_parallel = configuration.replicas();
-  flags.costs.read = costs;
-  flags.recompute = row.recompute;
-  if (configuration.zero > 0) flags.device_memory.zero = configuration.zero;
-  if (row.schedule == "auto") flags.search.budget = std::to_string(row.budget / 1'000'000) + "ms";
-  return flags;
-}
-
 class PlanSearch {
  public:
   PlanSearch(const PlanRequest& request, PlanReport report, const std::atomic<bool>* stop)
@@ -152,6 +135,7 @@ class PlanSearch {
       return candidate.estimate.fixed + candidate.estimate.one_batch;
     });
     for (size_t i = 0; i < std::min(kHarder, candidates_.size()) && !stopped(); ++i) {
+      if (!rows_.empty() && spent_ >= request_.budget) return;
       if (std::optional<PlannerRow> row = BestOf(candidates_[i], kLeastLook)) {
         rows_.push_back(*std::move(row));
       }
@@ -235,7 +219,8 @@ class PlanSearch {
     }
     spent_ += WorkOf(candidate.configuration, row->budget);
     try {
-      CompileRequest request = ResolveCompile(FlagsOf(*row, costs_.Of(candidate.configuration)));
+      CompileRequest request =
+          ResolveCompile(CompileFlagsOf(*row, costs_.Of(candidate.configuration)));
       request.options.control = {.stop = stop_, .report = {}, .made = &made_};
       row->plan = Compile(request.spec, request.options);
     } catch (const Error&) {
@@ -328,6 +313,22 @@ class PlanSearch {
 };
 
 }  // namespace
+
+CompileFlags CompileFlagsOf(const PlannerRow& row, const CostModel& costs) {
+  const Configuration& configuration = row.configuration;
+  CompileFlags flags;
+  flags.schedule = ScheduleName(row.schedule);
+  flags.ranks = configuration.pp;
+  flags.chunks = row.chunks;
+  if (!row.target.empty()) flags.target = row.target;
+  flags.microbatches = configuration.microbatches;
+  flags.data_parallel = configuration.replicas();
+  flags.costs.read = costs;
+  flags.recompute = row.recompute;
+  if (configuration.zero > 0) flags.device_memory.zero = configuration.zero;
+  if (row.schedule == "auto") flags.search.budget = std::to_string(row.budget / 1'000'000) + "ms";
+  return flags;
+}
 
 PlannerResult FindPlans(const PlanRequest& request, const PlanReport& report,
                         const std::atomic<bool>* stop) {

@@ -37,17 +37,20 @@ struct PlannerResult {
   int searched = 0;  ///< configurations that were compiled and fit
 };
 
+/// Called with the share of the work that is done and the best row so far, null before the first.
 using PlanReport = std::function<void(double done, const PlannerRow* best)>;
 
 /// Searches the configurations of a request, in the order of a guess of their steps: each for a
 /// short while, and the best again for longer. Deterministic: budgets are counted, no clock is
-/// read. `report` is called before each search with the share that is done and the best row so far,
-/// which is null before the first. Ends with the rows so
-/// far once `stop` is true. Each row is a plan that the framework of the request runs. Throws Error
-/// if no configuration fits, with the least memory that one needs.
+/// read. `report` is called before each search. Ends with the rows so far once `stop` is true. Each
+/// row is a plan that the framework of the request runs. Throws Error if no configuration fits,
+/// with the least memory that one needs.
 PlannerResult FindPlans(const PlanRequest& request, const PlanReport& report = {},
                         const std::atomic<bool>* stop = nullptr);
 
+struct CompileFlags;
+/// Flags of the `contraflow compile` of a row, with these costs.
+CompileFlags CompileFlagsOf(const PlannerRow& row, const CostModel& costs);
 /// Words of the `contraflow compile` that gives the plan of a row from costs in this file.
 std::string CompileLine(const PlannerRow& row, const std::string& costs, const std::string& output);
 /// Writes costs.json, plan.json and command.txt of a row to a folder, which is made where it is

@@ -110,6 +110,7 @@ def plan(
     fix: Union[str, Mapping[str, int], None] = None,
     only: Union[str, Sequence[str], None] = None,
     for_: Optional[str] = None,
+    measured: Optional[str] = None,
     budget: Union[str, float, None] = None,
     top: Optional[int] = None,
 ) -> _core.Plans:

@@ -4,6 +4,8 @@ and the order in which they are connected."""
 import gc
 import os
 import re
+import subprocess
+import sys
 import threading
 import time
 import unittest
@@ -200,7 +202,30 @@ def one_order(rank):
     made._give_back.detach()
 
 
+SLOW_STORE = """
+import sys, threading, time
+from contraflow.torch.watch import Watch
+class Store:
+    def set(self, key, value): pass
+    def add(self, key, value):
+        asked.set()
+        time.sleep(0.3)
+        print("answered", flush=True)
+        return 0
+class Place:
+    def place(self): return "here"
+asked, place = threading.Event(), Place()
+watch = Watch(Store(), 0, 1, place.place)
+watch.begin()
+asked.wait()
+"""
+
+
 class StepsTest(unittest.TestCase):
+    def test_exit_waits_for_the_store(self):
+        printed = subprocess.run([sys.executable, "-c", SLOW_STORE], capture_output=True, text=True, timeout=60)
+        self.assertEqual((printed.returncode, printed.stdout, printed.stderr), (0, "answered\n", ""))
+
     def test_all(self):
         running = {work: Processes(world, work) for work, world in (
             (rows_on_all_ranks, 3), (steps_add_up, 2), (unused_have_no_gradient, 2), (refused, 2), (groups_are_given_back, 2), (one_order, 3))}

@@ -7,6 +7,7 @@ and end their process if the step does not end by itself.
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 import threading
@@ -75,6 +76,7 @@ class Watch:
         if self._thread is None:
             self._thread = threading.Thread(target=self._watch, daemon=True)
             self._thread.start()
+            _watches.add(self)
 
     def end(self) -> None:
         self._active = False
@@ -83,6 +85,11 @@ class Watch:
         """Ends the watch."""
         self._failed = True
         self._closed.set()
+
+    def join(self) -> None:
+        """Waits until the watch has ended, but not long for a store that does not answer."""
+        if self._thread is not None:
+            self._thread.join(2 * PERIOD)
 
     def fail(self, cause: str) -> str:
         """Tells the other ranks why this one stops, and returns what each was doing."""
@@ -169,6 +176,19 @@ class Watch:
             except RuntimeError:
                 pass  # that is the reason
         _end_process(f"rank {self._rank}: {text}\nanother rank failed: {reason}")
+
+
+_watches: "weakref.WeakSet[Watch]" = weakref.WeakSet()
+
+
+@atexit.register
+def _end_watches() -> None:
+    """A thread that the interpreter stops inside a store aborts the process."""
+    watches = list(_watches)
+    for watch in watches:
+        watch.close()
+    for watch in watches:
+        watch.join()
 
 
 def _end_process(report: str) -> None:

@@ -62,7 +62,7 @@ struct Provenance {
   /// Limit of this plan's activations on each rank: bytes or, where its costs give none, a count.
   std::optional<int64_t> memory_limit;
   Time makespan = 0;
-  Time bound = 0;      ///< proven for this placement and limit
+  Time bound = 0;  ///< proven for this placement and limit
   /// The same for all placements that were tried, at most `bound`, where there are several.
   std::optional<Time> bound_of_all = {};
   int64_t budget = 0;  ///< nanoseconds; evaluated instructions are counted, no clock

@@ -65,9 +65,9 @@ int NumberOf(const Fields& fields, std::string_view key, int least, int absent) 
   return value;
 }
 
-std::string TextOf(const Fields& fields, std::string_view key, std::string absent) {
+std::string TextOf(const Fields& fields, std::string_view key, const std::string& absent) {
   const auto field = fields.find(key);
-  return field == fields.end() ? std::move(absent) : field->second;
+  return field == fields.end() ? absent : field->second;
 }
 
 /// Seconds of a step, from either of the two fields.

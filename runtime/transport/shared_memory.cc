@@ -17,6 +17,7 @@
 #include <ctime>
 #include <new>
 #include <random>
+#include <utility>
 
 #include "compiler/plan/error.h"
 #include "runtime/core/bytes.h"
@@ -33,6 +34,12 @@ constexpr int kMostProcesses = 1024;
 
 /// An open file in the form that Boost maps: Boost's own gives up where a signal interrupts it.
 struct OpenedFile {
+  explicit OpenedFile(int opened) : fd(opened) {}
+  OpenedFile(const OpenedFile&) = delete;
+  ~OpenedFile() {
+    if (fd >= 0) close(fd);
+  }
+
   int fd;
 
   ipc::mapping_handle_t get_mapping_handle() const { return {fd, false}; }
@@ -54,10 +61,6 @@ void RequireProcesses(int processes) {
   throw Error(std::to_string(processes) +
               " processes of one machine cannot share memory; the most are " +
               std::to_string(kMostProcesses));
-}
-
-Error Refused(const char* reason) {
-  return Error(std::string("no memory for the processes of this job to share: ") + reason);
 }
 
 }  // namespace
@@ -104,29 +107,28 @@ size_t SharedMemory::RingBytes(int processes, int64_t message_bytes) {
 }
 
 SharedMemory::SharedMemory(int processes, size_t ring_bytes)
-    : processes_(processes),
-      ring_bytes_(ring_bytes),
-      file_(memfd_create("contraflow", MFD_CLOEXEC | MFD_ALLOW_SEALING)),
-      mapping_(std::make_unique<Mapping>()) {
+    : processes_(processes), ring_bytes_(ring_bytes), mapping_(std::make_unique<Mapping>()) {
   static_assert(std::atomic<uint64_t>::is_always_lock_free, "shared between processes");
   CF_ASSERT(processes >= 1 && std::has_single_bit(ring_bytes) && ring_bytes >= kPage);
   RequireProcesses(processes);
   const auto count = static_cast<size_t>(processes);
   const Layout layout(count, ring_bytes, sizeof(Bell), sizeof(Ring));
+  const auto refused = [](const char* reason) {
+    return Error(std::string("no memory for the processes of this job to share: ") + reason);
+  };
+  OpenedFile file(memfd_create("contraflow", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   // No process may cut off what the others have mapped.
-  if (file_ < 0 ||
-      Uninterrupted([&] { return ftruncate(file_, static_cast<off_t>(layout.end)); }) != 0 ||
-      fcntl(file_, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
-    const Error error = Refused(std::strerror(errno));
-    if (file_ >= 0) close(file_);
-    throw error;
+  if (file.fd < 0 ||
+      Uninterrupted([&] { return ftruncate(file.fd, static_cast<off_t>(layout.end)); }) != 0 ||
+      fcntl(file.fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
+    throw refused(std::strerror(errno));
   }
   try {
-    mapping_->region = ipc::mapped_region(OpenedFile{file_}, ipc::read_write, 0, layout.end);
+    mapping_->region = ipc::mapped_region(file, ipc::read_write, 0, layout.end);
   } catch (const ipc::interprocess_exception& error) {
-    close(file_);
-    throw Refused(error.what());
+    throw refused(error.what());
   }
+  file_ = std::exchange(file.fd, -1);
   std::random_device random;
   const auto key = [&] { return uint64_t{random()} << 32 | random(); };
   *static_cast<Head*>(mapping_->region.get_address()) = {{key(), key()}, count, ring_bytes};
@@ -153,13 +155,11 @@ SharedMemory::SharedMemory(int processes, const std::string& invitation)
                  "as one user; over several machines train on GPUs, or with contraflow.torch");
   };
   const std::string path = "/proc/" + std::to_string(process) + "/fd/" + std::to_string(file);
-  const int opened = Uninterrupted([&] { return open(path.c_str(), O_RDWR | O_CLOEXEC); });
-  if (opened < 0) throw elsewhere(std::strerror(errno));
+  const OpenedFile opened(Uninterrupted([&] { return open(path.c_str(), O_RDWR | O_CLOEXEC); }));
+  if (opened.fd < 0) throw elsewhere(std::strerror(errno));
   try {
-    mapping_->region = ipc::mapped_region(OpenedFile{opened}, ipc::read_write);
-    close(opened);
+    mapping_->region = ipc::mapped_region(opened, ipc::read_write);
   } catch (const ipc::interprocess_exception& error) {
-    close(opened);
     throw elsewhere(error.what());
   }
   if (mapping_->region.get_size() != layout.end ||

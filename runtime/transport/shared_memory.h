@@ -60,7 +60,7 @@ class SharedMemory {
 
   const int processes_;
   size_t ring_bytes_ = 0;
-  const int file_ = -1;  // of the process that has made it
+  int file_ = -1;  // of the process that has made it
   std::unique_ptr<Mapping> mapping_;
 };
 

@@ -100,6 +100,15 @@ def unused_have_no_gradient(rank):
             assert module.idle.grad is None and module.mine.grad.abs().sum() > 0
 
 
+def refuses(call, error, text):
+    try:
+        call()
+    except error as said:
+        assert re.search(text, str(said)), said
+    else:
+        raise AssertionError(text)
+
+
 def refused(rank):
     """Arguments that cannot be, on all ranks alike."""
     plan = cf.compile("dualpipe", ranks=2, microbatches=4)
@@ -117,12 +126,7 @@ def refused(rank):
             (ValueError, "timeout must be a number of seconds above 0, is '5'", lambda: made(timeout="5")),
             (ValueError, "timeout must be a number of seconds above 0, is -1", lambda: made(timeout=-1)),
             (ValueError, "dualpipe, . micro-batches. than rank .* give all ranks the same", lambda: made(other))):
-        try:
-            make()
-        except error as said:
-            assert re.search(text, str(said)), said
-        else:
-            raise AssertionError(text)
+        refuses(make, error, text)
     schedule = made(variable_shapes=True)
     inputs, targets = batch(plan.microbatches)
     for error, text, call in (
@@ -132,12 +136,7 @@ def refused(rank):
             (ValueError, "max_norm must be at least 0", lambda: schedule.clip_grad_norm_(-1.0)),
             (ValueError, "norm_type above 0", lambda: schedule.clip_grad_norm_(1.0, 0)),
             (ValueError, "two routes", lambda: schedule.rows((torch.ones(9, 8), torch.ones(9, 8))))):
-        try:
-            call()
-        except error as said:
-            assert re.search(text, str(said)), said
-        else:
-            raise AssertionError(text)
+        refuses(call, error, text)
     schedule.eval(rows_of(plan, rank, 0, inputs))
     assert schedule.loss().isnan()
     schedule.eval(rows_of(plan, rank, 0, inputs), target=rows_of(plan, rank, 1, targets))

@@ -32,37 +32,20 @@ using Fields = std::map<std::string, std::string, std::less<>>;
 
 Fields FieldsOf(std::string_view text) {
   Fields fields;
-  while (true) {
-    const std::string_view pair = text.substr(0, text.find(','));
-    const size_t at = pair.find('=');
-    const std::string key(pair.substr(0, at));
-    if (std::ranges::find(kRunKeys, key) == std::end(kRunKeys)) {
-      std::string known;
-      for (const std::string_view each : kRunKeys) {
-        known += (known.empty() ? "" : ", ") + std::string(each);
-      }
-      throw Error("there is no \"" + key.substr(0, 64) + "\"; known are " + known);
-    }
-    if (at == std::string_view::npos || at + 1 == pair.size()) {
-      throw Error(key + " has no value; give " + key + "=..");
-    }
-    if (!fields.emplace(key, pair.substr(at + 1)).second) throw Error("has " + key + " twice");
-    if (pair.size() == text.size()) return fields;
-    text.remove_prefix(pair.size() + 1);
-  }
+  ForEachPair(text, kRunKeys, [&](const std::string& key, std::string_view value) {
+    if (value.empty()) throw Error(key + " has no value; give " + key + "=..");
+    if (!fields.emplace(key, value).second) throw Error("has " + key + " twice");
+  });
+  return fields;
 }
 
 /// A whole number from `least`, or `absent`.
 int NumberOf(const Fields& fields, std::string_view key, int least, int absent) {
   const auto field = fields.find(key);
   if (field == fields.end()) return absent;
-  const std::string& text = field->second;
-  int value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size() || value < least) {
-    throw Error(std::string(key) + " must be a whole number of at least " + std::to_string(least));
-  }
-  return value;
+  const std::optional<int> value = WholeNumber(field->second, least);
+  if (value) return *value;
+  throw Error(std::string(key) + " must be a whole number of at least " + std::to_string(least));
 }
 
 std::string TextOf(const Fields& fields, std::string_view key, const std::string& absent) {

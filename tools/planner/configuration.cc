@@ -89,35 +89,50 @@ std::string FixedText(const FixedValues& fixed) {
 
 }  // namespace
 
-FixedValues ParseFixed(std::string_view text) {
-  FixedValues fixed;
+void ForEachPair(std::string_view text, std::span<const std::string_view> keys,
+                 const std::function<void(const std::string& key, std::string_view value)>& take) {
   while (true) {
     const std::string_view pair = text.substr(0, text.find(','));
     const size_t at = pair.find('=');
     const std::string key(pair.substr(0, at));
-    if (std::ranges::find(kKeys, key) == kKeys.end()) {
+    if (std::ranges::find(keys, key) == keys.end()) {
       std::string known;
-      for (const std::string_view each : kKeys)
+      for (const std::string_view each : keys) {
         known += (known.empty() ? "" : ", ") + std::string(each);
-      throw Error("`fix`: there is no \"" + key + "\"; known are " + known);
+      }
+      throw Error("there is no \"" + key.substr(0, 64) + "\"; known are " + known);
     }
-    const std::string_view number = at == std::string_view::npos ? "" : pair.substr(at + 1);
-    const int least = key == "zero" ? 0 : 1;
-    int value = 0;
-    const auto [end, error] = std::from_chars(number.data(), number.data() + number.size(), value);
-    if (number.empty() || error != std::errc() || end != number.data() + number.size() ||
-        value < least) {
-      throw Error("`fix`: " + key + " must be a whole number of at least " + std::to_string(least) +
-                  ", as in " + key + "=1");
-    }
-    if (key == "zero" && value > kMostZero) throw Error("`fix`: zero must be 0, 1 or 2");
-    if (key == "cp" && value != 1) {
-      throw Error("`fix`: cp other than 1 is not looked at; leave it out");
-    }
-    if (!fixed.emplace(key, value).second) throw Error("`fix`: has " + key + " twice");
-    if (pair.size() == text.size()) return fixed;
+    take(key, at == std::string_view::npos ? "" : pair.substr(at + 1));
+    if (pair.size() == text.size()) return;
     text.remove_prefix(pair.size() + 1);
   }
+}
+
+std::optional<int> WholeNumber(std::string_view text, int least) {
+  int value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size() || value < least) {
+    return std::nullopt;
+  }
+  return value;
+}
+
+FixedValues ParseFixed(std::string_view text) try {
+  FixedValues fixed;
+  ForEachPair(text, kKeys, [&](const std::string& key, std::string_view number) {
+    const int least = key == "zero" ? 0 : 1;
+    const std::optional<int> value = WholeNumber(number, least);
+    if (!value) {
+      throw Error(key + " must be a whole number of at least " + std::to_string(least) +
+                  ", as in " + key + "=1");
+    }
+    if (key == "zero" && *value > kMostZero) throw Error("zero must be 0, 1 or 2");
+    if (key == "cp" && *value != 1) throw Error("cp other than 1 is not looked at; leave it out");
+    if (!fixed.emplace(key, *value).second) throw Error("has " + key + " twice");
+  });
+  return fixed;
+} catch (const Error& error) {
+  throw Error("`fix`: " + std::string(error.what()));
 }
 
 CostSetup PlanRequest::SetupOf(const Configuration& configuration) const {

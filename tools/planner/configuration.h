@@ -1,7 +1,10 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
+#include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -25,6 +28,14 @@ struct Configuration {
   int replicas() const { return dp / parallel().batches(); }
   bool operator==(const Configuration&) const = default;
 };
+
+/// Calls `take` for each pair of "KEY=X,KEY=X"; X is empty where there is none. Throws Error for a
+/// key that is none of `keys`.
+void ForEachPair(std::string_view text, std::span<const std::string_view> keys,
+                 const std::function<void(const std::string& key, std::string_view value)>& take);
+
+/// Returns a whole number from `least`, none where the text is no such.
+std::optional<int> WholeNumber(std::string_view text, int least);
 
 /// Values that a configuration must have, by "tp", "ep", "etp", "pp", "dp", "micro-batch", "zero"
 /// and "cp", of which only 1 is looked at.

@@ -134,6 +134,17 @@ std::string KeywordLines(const AddOptions& add);
 /// each.
 std::string WithCostsKeywords(const std::string& text);
 
+/// Defines a function whose keywords are the options of a command, which its docstring lists.
+template <typename Flags, typename Function>
+void DefCommand(py::module_& module, const char* name, Function function,
+                void (*add)(CLI::App*, Flags*)) {
+  py::options options;
+  options.disable_function_signatures();
+  Flags flags;
+  const std::string lines = KeywordLines([&](CLI::App* app) { add(app, &flags); });
+  module.def(name, function, lines.c_str());
+}
+
 /// A dict as JSON; it may hold numbers and arrays of numpy. Throws Error about `name`. With the
 /// GIL.
 std::string JsonOf(const std::string& name, const py::object& value);

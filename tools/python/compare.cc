@@ -163,11 +163,7 @@ void BindCompare(py::module_& module) {
                     " schedules: " + WithKeywords(Advise(self.point.rows).text) + ">";
            })
       .attr("__hash__") = py::none();
-  py::options options;
-  options.disable_function_signatures();
-  CompareFlags flags;
-  const std::string lines = KeywordLines([&](CLI::App* app) { AddCompareOptions(app, &flags); });
-  module.def("compare", &Compared, lines.c_str());
+  DefCommand(module, "compare", &Compared, &AddCompareOptions);
 }
 
 }  // namespace contraflow::python

@@ -55,11 +55,7 @@ std::shared_ptr<PlanObject> CompilePlan(py::kwargs keywords) {
 }  // namespace
 
 void BindCompile(py::module_& module) {
-  py::options options;
-  options.disable_function_signatures();
-  CompileFlags flags;
-  const std::string lines = KeywordLines([&](CLI::App* app) { AddCompileOptions(app, &flags); });
-  module.def("compile", &CompilePlan, lines.c_str());
+  DefCommand(module, "compile", &CompilePlan, &AddCompileOptions);
 }
 
 }  // namespace contraflow::python

@@ -94,11 +94,7 @@ void BindPlanner(py::module_& module) {
         return "<Plans, " + std::to_string(self.plans.size()) + " for " +
                std::to_string(self.request.gpus) + " x " + self.request.gpu.name + ">";
       });
-  py::options options;
-  options.disable_function_signatures();
-  PlanFlags flags;
-  const std::string lines = KeywordLines([&](CLI::App* app) { AddPlanOptions(app, &flags); });
-  module.def("plan", &Planned, lines.c_str());
+  DefCommand(module, "plan", &Planned, &AddPlanOptions);
 }
 
 }  // namespace contraflow::python

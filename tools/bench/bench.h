@@ -34,6 +34,7 @@ struct Suite {
   void (*run)(const BenchOptions& options, std::string_view suite);
 };
 
+void RunMeasured(const BenchOptions& options, std::string_view suite);
 void RunNoise(const BenchOptions& options, std::string_view suite);
 void RunOffload(const BenchOptions& options, std::string_view suite);
 void RunPairs(const BenchOptions& options, std::string_view suite);

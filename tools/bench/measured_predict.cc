@@ -32,7 +32,9 @@ CostSetup SetupOf(const MeasuredRow& row, double factor) {
   setup.sequence = row.sequence;
   setup.micro_batch = row.micro_batch;
   setup.fp8 = row.fp8;
-  setup.efficiency = DefaultEfficiencies(row.fp8);
+  setup.efficiency = EfficienciesOf(*setup.gpu, row.fp8);
+  setup.gpus = row.gpus;
+  setup.stage_gpus = row.gpus / row.pp;
   for (double& share : setup.efficiency) share = std::min(1.0, share * factor);
   return setup;
 }
@@ -51,7 +53,10 @@ CompileFlags FlagsOf(const MeasuredRow& row, const CostSetup& setup, CostModel c
   flags.costs.overlap = "published";
   flags.recompute = row.recompute;
   flags.partition = row.partition;
-  if (row.zero > 0) flags.device_memory.zero = row.zero;
+  // Where nothing has a copy there is nothing to share.
+  const Copies copies = CopiesOf(setup.parallel(), flags.data_parallel);
+  const bool shares = copies.rest > 1 || (row.ep > 1 && copies.experts > 1);
+  if (row.zero > 0 && shares) flags.device_memory.zero = row.zero;
   return flags;
 }
 

@@ -33,7 +33,7 @@ CostSetup SetupOf(const CostsInitOptions& options, const GpuSheet& gpu) {
   setup.sequence = options.seq;
   setup.micro_batch = options.micro_batch;
   setup.fp8 = options.dtype == "fp8";
-  setup.efficiency = DefaultEfficiencies(setup.fp8);
+  setup.efficiency = EfficienciesOf(gpu, setup.fp8);
   for (const std::string& text : options.efficiencies) {
     try {
       ParseEfficiencies(text, &setup.efficiency);

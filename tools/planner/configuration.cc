@@ -144,7 +144,7 @@ CostSetup PlanRequest::SetupOf(const Configuration& configuration) const {
   setup.sequence = sequence;
   setup.micro_batch = configuration.micro_batch;
   setup.fp8 = fp8;
-  setup.efficiency = DefaultEfficiencies(fp8);
+  setup.efficiency = EfficienciesOf(gpu, fp8);
   for (double& share : setup.efficiency) share = std::min(1.0, share * scale);
   return setup;
 }

@@ -37,6 +37,13 @@ std::string Times(Time f, Time b, Time w) {
   return FormatTime(f, kUnit) + ", " + FormatTime(b, kUnit) + ", " + FormatTime(w, kUnit);
 }
 
+/// Where efficiencies that nobody chose are from.
+std::string SharesText(const GpuSheet& gpu, bool fp8) {
+  const std::string& own = fp8 ? gpu.shares.fp8 : gpu.shares.bf16;
+  if (own.empty()) return "";
+  return "\n//            (" + own + ": " + gpu.shares.source + ")";
+}
+
 std::string Heading(const ModelShape& model, const CostSetup& setup, const ModelCosts& costs) {
   const GpuSheet& gpu = *setup.gpu;
   const ParameterCount whole = ParametersOf(model);
@@ -79,6 +86,7 @@ std::string Heading(const ModelShape& model, const CostSetup& setup, const Model
     text += (kind == 0 ? " " : ", ") + std::string(Name(static_cast<WorkKind>(kind))) + " " +
             FormatReal(setup.efficiency[kind]);
   }
+  if (setup.efficiency == EfficienciesOf(gpu, setup.fp8)) text += SharesText(gpu, setup.fp8);
   text +=
       "\n// time       of each part the longer of FLOPs / (FLOP/s x efficiency) and bytes / (HBM "
       "B/s x efficiency\n"
@@ -93,8 +101,11 @@ std::string Heading(const ModelShape& model, const CostSetup& setup, const Model
       "//            over replicas; activations: what f keeps for b and w; w_stash: inputs and "
       "output gradients of\n"
       "//            matmuls, kept from the end of b to that of w, at most the activations\n"
-      "// update     reduce: a ring of many replicas over the network, 2 x gradient bytes / (B/s x "
-      "efficiency of p2p), of\n"
+      "// update     reduce: a ring of many replicas over " +
+      (setup.sums_in_node() ? gpu.link + ", 2 x gradient bytes / (B/s x efficiency of "
+                                         "tensor-parallel), of\n"
+                            : "the network, 2 x gradient bytes / (B/s x efficiency of p2p), of\n") +
+      
       "//            which n replicas take (n - 1) / n; step: " +
       std::to_string(kGradientBytes + 2 * kOptimizerBytes + kParameterBytes) +
       " bytes a parameter through the HBM, 1 / n of\n"
@@ -267,7 +278,9 @@ std::string WriteCostsByLayer(const ModelShape& model, const CostSetup& setup,
   comm["bytes"] = costs.message.bytes;
   comm["bandwidth"] = costs.message.bandwidth;
   text +=
-      "],\n// a message between stages, over the network: latency + bytes / bandwidth\n\"comm\": ";
+      "],\n// a message between stages, over " +
+      (setup.messages_in_node() ? setup.gpu->link : "the network") +
+      ": latency + bytes / bandwidth\n\"comm\": ";
   WriteJson(comm, &text);
   return text + "\n}\n";
 }

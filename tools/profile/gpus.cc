@@ -8,6 +8,15 @@
 namespace contraflow {
 namespace {
 
+/// Kernels of TransformerEngine alone on a B200; no step was looked at.
+const MeasuredShares kB200Shares = {
+    .bf16 = "matmul=0.48,experts=0.35,attention=0.38,head=0.47,memory=0.5,all-to-all=0.6,"
+            "tensor-parallel=0.67",
+    .fp8 = "",
+    .source = "SimuMax, configs/system/b200_bf16_ceperm.json at 4dcaae5, kernels timed one by one: "
+              "matmuls 0.38 to 0.66, experts 0.22 to 0.46 at 512 and 1024 rows, causal attention "
+              "0.25 to 0.44 of 8 to 128 heads, permutes 0.5, all-gather 0.67, all-to-all 0.6"};
+
 // Data sheets give matrix FLOP/s of the Hopper and Blackwell parts with sparsity, twice what dense
 // matrices get, and NVLink in both directions together, twice of one; both are halved here. The
 // network is that of the vendor's own machine: one adapter a GPU.
@@ -47,7 +56,8 @@ const GpuSheet kGpus[] = {
      .network = 50e9,
      .memory = 180'000'000'000,
      .source = "DGX B200 data sheet, an eighth of it: fp8 72 PFLOP/s with sparsity, bf16 half of "
-               "that, 64 TB/s, NVLink 14.4 TB/s, 1440 GB; 400 Gb/s a GPU"},
+               "that, 64 TB/s, NVLink 14.4 TB/s, 1440 GB; 400 Gb/s a GPU",
+     .shares = kB200Shares},
     {.name = "b300",
      .bf16 = 2250e12,
      .fp8 = 4500e12,
@@ -169,7 +179,8 @@ GpuSheet ReadGpuFile(std::string_view text, const std::string& place) {
   const JsonDocument document = ParseJson(text, place, {.comments = true});
   const JsonCursor root = document.Root();
   root.Keys("a GPU", {"name", "bf16_tflops", "fp8_tflops", "memory_gb", "memory_gb_per_s",
-                      "link_gb_per_s", "network_gb_per_s", "node", "source"});
+                      "link_gb_per_s", "network_gb_per_s", "node", "source", "efficiency",
+                      "efficiency_fp8", "efficiency_source"});
   const auto number = [&](const char* key, const char* noun, double high) {
     return root.Required(key).Number(noun, 1, high);
   };
@@ -187,6 +198,20 @@ GpuSheet ReadGpuFile(std::string_view text, const std::string& place) {
   const auto source = root.Optional("source");
   sheet.source = source ? source->String("where the figures are from", 1024) : place;
   sheet.link = "link";
+  const auto shares = [&](const char* key, std::string* field) {
+    const auto given = root.Optional(key);
+    if (!given) return;
+    *field = given->String("efficiencies", 256);
+    given->Checked([&] {
+      Efficiencies read = {};
+      ParseEfficiencies(*field, &read);
+      return read;
+    });
+  };
+  shares("efficiency", &sheet.shares.bf16);
+  shares("efficiency_fp8", &sheet.shares.fp8);
+  const auto from = root.Optional("efficiency_source");
+  sheet.shares.source = from ? from->String("where efficiencies are from", 1024) : place;
   return sheet;
 }
 

@@ -5,6 +5,8 @@
 #include <string>
 #include <string_view>
 
+#include "tools/profile/efficiency.h"
+
 namespace contraflow {
 
 /// Best figures of a GPU, by its data sheet; `costs init` multiplies it with efficiencies.
@@ -19,6 +21,7 @@ struct GpuSheet {
   std::string source;
   int64_t node = 8;             ///< GPUs that such links join
   std::string link = "NVLink";  ///< what joins them
+  MeasuredShares shares = {};
 };
 
 std::span<const GpuSheet> GpuSheets();
@@ -30,7 +33,8 @@ const GpuSheet& FindGpu(std::string_view name);
 inline constexpr int64_t kMaxGpuFileBytes = 1 << 16;
 /// Reads a sheet: an object with "name", "bf16_tflops", "fp8_tflops" (without sparsity; left out:
 /// none), "memory_gb", "memory_gb_per_s", "link_gb_per_s", "network_gb_per_s" (each way; GB are
-/// 10^9 bytes), "node" (default 8) and "source". Throws Error that begins with `place` and has the
+/// 10^9 bytes), "node" (default 8) and "source"; also "efficiency" of bf16 and "efficiency_fp8", as
+/// "matmul=0.5,head=0.4", each of them with "efficiency_source". Throws Error that begins with `place` and has the
 /// JSON path.
 GpuSheet ReadGpuFile(std::string_view text, const std::string& place);
 

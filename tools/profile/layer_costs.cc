@@ -30,6 +30,12 @@ double SpeedOf(const LayerPart& part, const CostSetup& setup) {
   return (part.fp8 ? setup.gpu->fp8 : setup.gpu->bf16) * setup.of(part.kind);
 }
 
+/// Bytes/s of the sum over copies of a stage.
+double SumSpeed(const CostSetup& setup) {
+  return setup.sums_in_node() ? setup.gpu->nvlink * setup.of(WorkKind::kTensorParallel)
+                              : setup.gpu->network * setup.of(WorkKind::kP2p);
+}
+
 PartTime TimeOf(const LayerPart& part, const CostSetup& setup) {
   PartTime time;
   const auto pass = [&](const PassWork& work) {
@@ -105,9 +111,8 @@ LayerEstimate CostOf(std::string name, WorkOfLayer work, const CostSetup& setup)
   cost.parameter_bytes = bytes(parameters * kParameterBytes, "parameters");
   cost.gradient_bytes = bytes(parameters * kGradientBytes, "gradients");
   cost.optimizer_bytes = bytes(parameters * kOptimizerBytes, "optimizer state");
-  // Over the network, twice: the sums to one of the ring each, and from there to all.
-  cost.reduce =
-      TicksOf(2 * parameters * kGradientBytes / (setup.gpu->network * setup.of(WorkKind::kP2p)));
+  // Twice: the sums to one of the ring each, and from there to all.
+  cost.reduce = TicksOf(2 * parameters * kGradientBytes / SumSpeed(setup));
   // Gradients and state are read, state and parameters are written.
   cost.step = TicksOf(parameters * (kGradientBytes + 2 * kOptimizerBytes + kParameterBytes) /
                       (setup.gpu->hbm * setup.of(WorkKind::kMemory)));
@@ -203,9 +208,11 @@ ModelCosts CostsOf(const ModelShape& model, const CostSetup& setup) {
   for (const LayerEstimate& layer : layers) {
     costs.parameters += layer.work.parameters * static_cast<double>(layer.repeat);
   }
-  costs.message = {.latency = kNetworkLatency,
+  const bool node = setup.messages_in_node();
+  const double link = node ? setup.gpu->nvlink : setup.gpu->network;
+  costs.message = {.latency = node ? kNodeLatency : kNetworkLatency,
                    .bytes = layers[1].output_bytes,
-                   .bandwidth = setup.gpu->network * setup.of(WorkKind::kP2p) / 1e6};
+                   .bandwidth = link * setup.of(WorkKind::kP2p) / 1e6};
   return costs;
 }
 

@@ -1,51 +1,17 @@
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
-#include <string>
-#include <string_view>
 
 #include "compiler/plan/cost.h"
+#include "tools/profile/efficiency.h"
 #include "tools/profile/gpus.h"
 #include "tools/profile/model_shape.h"
 
 namespace contraflow {
 
-/// Kinds of work; each has one efficiency, the share of what the GPU can do at best:
-///
-///     matmul           projections and dense MLPs; share of the FLOP/s of its type
-///     experts          the grouped matmuls of a device's experts
-///     attention        queries by keys by values, always bf16; 2.5 times the work backward
-///     head             the matmul with the vocabulary, always bf16
-///     memory           norms, activation functions, casts, loss; share of the HBM bytes/s
-///     all-to-all       dispatch and combine; share of the NVLink or network bytes/s
-///     tensor-parallel  gathering and scattering the tokens of a tensor-parallel group; the same
-///     p2p              a message between stages; share of the network bytes/s
-enum class WorkKind : uint8_t {
-  kMatmul,
-  kExperts,
-  kAttention,
-  kHead,
-  kMemory,
-  kAllToAll,
-  kTensorParallel,
-  kP2p
-};
-inline constexpr size_t kWorkKinds = 8;
-std::string_view Name(WorkKind kind);
-
-using Efficiencies = std::array<double, kWorkKinds>;  ///< by WorkKind
-
-/// Assumptions where the user says nothing. Those of bf16 are what large matmuls reach in training;
-/// with those of fp8 matmuls a dense layer is 1.3 to 1.45 times as fast, as is published. Experts
-/// in fp8, memory and all-to-all are fitted to DeepSeek's training trace (tests/tools/profile),
-/// where matmuls reach 0.35 and attention 0.34 beside communication.
-Efficiencies DefaultEfficiencies(bool fp8);
-
-/// Puts "KIND=X,..." over them. Throws Error for a kind that there is none of, and a share that is
-/// not above 0 and at most 1.
-void ParseEfficiencies(std::string_view text, Efficiencies* efficiencies);
+/// Efficiencies of a GPU where the user says nothing: its own, else those of any.
+Efficiencies EfficienciesOf(const GpuSheet& gpu, bool fp8);
 
 /// Training setup of a model, and how it is split.
 struct CostSetup {
@@ -60,6 +26,8 @@ struct CostSetup {
   /// Wait of a rank for the last of its expert group before each all-to-all, as a share of the
   /// compute time (f, b and w) of a layer.
   double wait = 0.1;
+  /// GPUs of the whole run, and those that hold one stage or a copy of it; 0: many nodes of them.
+  int64_t gpus = 0, stage_gpus = 0;
 
   int64_t tokens() const { return sequence * micro_batch; }
   Parallel parallel() const {
@@ -69,6 +37,9 @@ struct CostSetup {
   }
   /// True if all devices that exchange rows of experts are in one node.
   bool experts_in_node() const { return expert_parallel * expert_tensor <= gpu->node; }
+  /// True if messages between stages, and sums over copies, stay in a node.
+  bool messages_in_node() const { return gpus > 0 && gpus <= gpu->node; }
+  bool sums_in_node() const { return stage_gpus > 0 && stage_gpus <= gpu->node; }
   double of(WorkKind kind) const { return efficiency[static_cast<size_t>(kind)]; }
 };
 

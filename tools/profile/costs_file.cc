@@ -130,7 +130,7 @@ std::string PartsText(const LayerEstimate& layer) {
 
 std::string ExchangeText(const LayerEstimate& layer, const CostSetup& setup) {
   const bool node = setup.experts_in_node();
-  const Time latency = node ? kNodeLatency : kNetworkLatency;
+  const Time latency = ExchangeLatency(setup);
   const Time compute = layer.f + layer.b + layer.w;
   std::string text = "all-to-all over " + (node ? setup.gpu->link : "the network") + ": " +
                      FormatTime(latency, kUnit) + " us + " + FormatReal(setup.wait) +

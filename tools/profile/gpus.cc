@@ -10,12 +10,13 @@ namespace {
 
 /// Kernels of TransformerEngine alone on a B200; no step was looked at.
 const MeasuredShares kB200Shares = {
-    .bf16 = "matmul=0.48,experts=0.35,attention=0.38,head=0.47,memory=0.5,all-to-all=0.6,"
-            "tensor-parallel=0.67",
+    .bf16 = "matmul=0.48,experts=0.35,attention=0.38,head=0.47,memory=0.5,all-to-all=0.64,"
+            "tensor-parallel=0.72",
     .fp8 = "",
     .source = "SimuMax, configs/system/b200_bf16_ceperm.json at 4dcaae5, kernels timed one by one: "
               "matmuls 0.38 to 0.66, experts 0.22 to 0.46 at 512 and 1024 rows, causal attention "
-              "0.25 to 0.44 of 8 to 128 heads, permutes 0.5, all-gather 0.67, all-to-all 0.6"};
+              "0.25 to 0.44 of 8 to 128 heads, permutes 0.5, all-gathers 0.72 behind 24 us and 8.6 us "
+              "for each other GPU, all-to-alls 0.64"};
 
 // Data sheets give matrix FLOP/s of the Hopper and Blackwell parts with sparsity, twice what dense
 // matrices get, and NVLink in both directions together, twice of one; both are halved here. The
@@ -57,7 +58,9 @@ const GpuSheet kGpus[] = {
      .memory = 180'000'000'000,
      .source = "DGX B200 data sheet, an eighth of it: fp8 72 PFLOP/s with sparsity, bf16 half of "
                "that, 64 TB/s, NVLink 14.4 TB/s, 1440 GB; 400 Gb/s a GPU",
-     .shares = kB200Shares},
+     .shares = kB200Shares,
+     .collective = 24e-6,
+     .hop = 8.6e-6},
     {.name = "b300",
      .bf16 = 2250e12,
      .fp8 = 4500e12,
@@ -180,7 +183,7 @@ GpuSheet ReadGpuFile(std::string_view text, const std::string& place) {
   const JsonCursor root = document.Root();
   root.Keys("a GPU", {"name", "bf16_tflops", "fp8_tflops", "memory_gb", "memory_gb_per_s",
                       "link_gb_per_s", "network_gb_per_s", "node", "source", "efficiency",
-                      "efficiency_fp8", "efficiency_source"});
+                      "efficiency_fp8", "efficiency_source", "collective_us", "hop_us"});
   const auto number = [&](const char* key, const char* noun, double high) {
     return root.Required(key).Number(noun, 1, high);
   };
@@ -208,6 +211,11 @@ GpuSheet ReadGpuFile(std::string_view text, const std::string& place) {
       return read;
     });
   };
+  const auto latency = [&](const char* key, double* field) {
+    if (const auto given = root.Optional(key)) *field = given->Number("us", 0, 1e5) / 1e6;
+  };
+  latency("collective_us", &sheet.collective);
+  latency("hop_us", &sheet.hop);
   shares("efficiency", &sheet.shares.bf16);
   shares("efficiency_fp8", &sheet.shares.fp8);
   const auto from = root.Optional("efficiency_source");

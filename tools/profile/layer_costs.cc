@@ -36,14 +36,22 @@ double SumSpeed(const CostSetup& setup) {
                               : setup.gpu->network * setup.of(WorkKind::kP2p);
 }
 
+/// Time of so many collectives in a node beside that of their bytes.
+Time NodeLatency(const GpuSheet& gpu, int64_t devices, double times) {
+  if (gpu.collective == 0) return kNodeLatency;
+  return TicksOf(times * (gpu.collective + gpu.hop * static_cast<double>(devices - 1)));
+}
+
 PartTime TimeOf(const LayerPart& part, const CostSetup& setup) {
   PartTime time;
   const auto pass = [&](const PassWork& work) {
     if (part.kind == WorkKind::kTensorParallel) {
       const bool node = setup.tensor_parallel <= setup.gpu->node;
       const double link = node ? setup.gpu->nvlink : setup.gpu->network;
-      const Time latency = node ? kNodeLatency : kNetworkLatency;
-      return work.bytes == 0 ? 0 : latency + TicksOf(work.bytes / (link * setup.of(part.kind)));
+      if (work.bytes == 0) return Time{0};
+      const Time latency = node ? NodeLatency(*setup.gpu, setup.tensor_parallel, work.times)
+                                : kNetworkLatency;
+      return latency + TicksOf(work.bytes / (link * setup.of(part.kind)));
     }
     const Time bytes = TicksOf(work.bytes / (setup.gpu->hbm * setup.of(WorkKind::kMemory)));
     if (work.flops == 0) return bytes;
@@ -69,7 +77,7 @@ MoeCost ComponentsOf(const LayerEstimate& layer, const CostSetup& setup) {
   if (layer.work.exchanges) {
     const auto compute = static_cast<double>(layer.f + layer.b + layer.w);
     const Time wait = std::llround(compute * setup.wait) +
-                      (setup.experts_in_node() ? kNodeLatency : kNetworkLatency);
+                      ExchangeLatency(setup);
     dispatch = wait + TransferTime(layer.work.dispatch, setup);
     combine = wait + TransferTime(layer.work.combine, setup);
   }
@@ -171,6 +179,11 @@ Time TicksOf(double seconds) {
         "higher efficiencies");
   }
   return std::llround(ticks);
+}
+
+Time ExchangeLatency(const CostSetup& setup) {
+  const int64_t devices = setup.expert_parallel * setup.expert_tensor;
+  return setup.experts_in_node() ? NodeLatency(*setup.gpu, devices, 1) : kNetworkLatency;
 }
 
 Time TransferTime(const AllToAll& exchange, const CostSetup& setup) {

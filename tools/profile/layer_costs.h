@@ -63,11 +63,13 @@ ParameterCount ParametersOf(const ModelShape& model);
 /// and of its fp32 copy and two moments.
 inline constexpr int64_t kParameterBytes = 2, kGradientBytes = 4, kOptimizerBytes = 12;
 
-/// Before the first byte of a message or an all-to-all arrives: within a node, between nodes.
+/// Before the first byte of a message arrives within a node; between nodes, also of a collective.
 inline constexpr Time kNodeLatency = 10'000, kNetworkLatency = 30'000;
 
 /// Seconds as ticks.
 Time TicksOf(double seconds);
+/// Latency of an all-to-all among the experts' devices.
+Time ExchangeLatency(const CostSetup& setup);
 /// Time of an all-to-all without latency and wait, of the slower link.
 Time TransferTime(const AllToAll& exchange, const CostSetup& setup);
 

@@ -15,6 +15,7 @@ namespace contraflow {
 struct PassWork {
   double flops = 0;
   double bytes = 0;  ///< read and written in HBM; of what a device sends, for communication
+  double times = 0;  ///< collectives that send them
 };
 
 /// One matmul, attention or pass over memory of a layer, or one collective.

@@ -69,9 +69,9 @@ void WorkBuilder::AddGather(int64_t rows, int64_t devices, int64_t f, int64_t b,
   Add(LayerPart{
       .name = "gather and scatter",
       .kind = WorkKind::kTensorParallel,
-      .f = {0, Real(f) * bytes},
-      .b = {0, Real(b) * bytes},
-      .w = {0, Real(w) * bytes},
+      .f = {0, Real(f) * bytes, Real(f)},
+      .b = {0, Real(b) * bytes, Real(b)},
+      .w = {0, Real(w) * bytes, Real(w)},
       .formula = Product({others, hidden}) + " x " + Passes(f * kBf16, b * kBf16, w * kBf16)});
 }
 

@@ -16,6 +16,7 @@ struct MeasuredRow {
   int gpus = 1, tp = 1, pp = 1, ep = 1, etp = 1, chunks = 0, microbatches = 1, zero = 0;
   int64_t sequence = 4096, micro_batch = 1;
   bool fp8 = false;
+  bool tp_overlap = false, moe_overlap = false;  ///< communication beside compute
   bool assumed = false;           ///< some inputs are not published
   std::optional<double> seconds;  ///< of a step
   std::optional<double> bytes;    ///< of the fullest rank

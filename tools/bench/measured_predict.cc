@@ -33,6 +33,7 @@ CostSetup SetupOf(const MeasuredRow& row, double factor) {
   setup.micro_batch = row.micro_batch;
   setup.fp8 = row.fp8;
   setup.efficiency = EfficienciesOf(*setup.gpu, row.fp8);
+  setup.tp_overlap = row.tp_overlap;
   setup.gpus = row.gpus;
   setup.stage_gpus = row.gpus / row.pp;
   for (double& share : setup.efficiency) share = std::min(1.0, share * factor);
@@ -49,8 +50,8 @@ CompileFlags FlagsOf(const MeasuredRow& row, const CostSetup& setup, CostModel c
   flags.microbatches = row.microbatches;
   flags.data_parallel = dp / batches;
   flags.costs.read = std::move(costs);
-  // Frameworks run the all-to-alls of one chunk in line with its compute.
-  flags.costs.overlap = "published";
+  // Frameworks run the all-to-alls of a chunk in line with its compute, if not told otherwise.
+  flags.costs.overlap = row.moe_overlap ? "all" : "published";
   flags.recompute = row.recompute;
   flags.partition = row.partition;
   // Where nothing has a copy there is nothing to share.

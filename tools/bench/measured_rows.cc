@@ -18,12 +18,12 @@ constexpr size_t kMaxRows = 1000;
 constexpr int kMostGpus = 1 << 17;
 constexpr double kGibibyte = 1 << 30;
 
-constexpr std::array<std::string_view, 26> kRowKeys = {
+constexpr std::array<std::string_view, 28> kRowKeys = {
     "name",        "model",     "gpu",          "schedule", "partition",         "recompute",
     "anchor",      "left_out",  "gpus",         "tp",       "pp",                "ep",
     "etp",         "chunks",    "microbatches", "zero",     "sequence",          "micro_batch",
     "dtype",       "assumed",   "ms",           "gib",      "tokens_per_second", "gb",
-    "tokens_of_all_per_second", "samples_per_second"};
+    "tokens_of_all_per_second", "samples_per_second", "tp_overlap", "moe_overlap"};
 
 /// Puts the fields that an object has into a row.
 void ReadFields(const JsonCursor& object, MeasuredRow* row) {
@@ -60,7 +60,12 @@ void ReadFields(const JsonCursor& object, MeasuredRow* row) {
     if (name != "bf16" && name != "fp8") dtype->Fail("must be bf16 or fp8");
     row->fp8 = name == "fp8";
   }
-  if (const auto assumed = object.Optional("assumed")) row->assumed = assumed->Boolean("a flag");
+  const auto flag = [&](const char* key, bool* field) {
+    if (const auto value = object.Optional(key)) *field = value->Boolean("a flag");
+  };
+  flag("tp_overlap", &row->tp_overlap);
+  flag("moe_overlap", &row->moe_overlap);
+  flag("assumed", &row->assumed);
 }
 
 /// What was measured, in any of the units of the sources.

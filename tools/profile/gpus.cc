@@ -12,11 +12,19 @@ namespace {
 const MeasuredShares kB200Shares = {
     .bf16 = "matmul=0.48,experts=0.35,attention=0.38,head=0.47,memory=0.5,all-to-all=0.64,"
             "tensor-parallel=0.72",
-    .fp8 = "",
+    .fp8 = "attention=0.38,head=0.47,memory=0.5,all-to-all=0.64,tensor-parallel=0.72",
     .source = "SimuMax, configs/system/b200_bf16_ceperm.json at 4dcaae5, kernels timed one by one: "
               "matmuls 0.38 to 0.66, experts 0.22 to 0.46 at 512 and 1024 rows, causal attention "
               "0.25 to 0.44 of 8 to 128 heads, permutes 0.5, all-gathers 0.72 behind 24 us and 8.6 us "
               "for each other GPU, all-to-alls 0.64"};
+
+/// Matmuls and copies of a MI300X; no step was looked at.
+const MeasuredShares kMi300xShares = {
+    .bf16 = "matmul=0.58,head=0.58,memory=0.75",
+    .fp8 = "head=0.58,memory=0.75",
+    .source = "AMD-AGI/Primus, docs_deprecated/node-smoke.md at fd1eeab: matmul of 8192 x 8192 x "
+              "8192 at 724 to 765 TFLOP/s, copies at 0.7 to 0.8; attention, experts and links are "
+              "those of H100"};
 
 // Data sheets give matrix FLOP/s of the Hopper and Blackwell parts with sparsity, twice what dense
 // matrices get, and NVLink in both directions together, twice of one; both are halved here. The
@@ -146,7 +154,8 @@ const GpuSheet kGpus[] = {
      .memory = 192'000'000'000,
      .source = "MI300X data sheet: bf16 1307.4 and fp8 2614.9 TFLOP/s without sparsity, 192 GB, "
                "5.3 TB/s, seven links of 128 GB/s both ways; network assumed: 400 Gb/s a GPU",
-     .link = "Infinity Fabric"},
+     .link = "Infinity Fabric",
+     .shares = kMi300xShares},
     {.name = "mi355x",
      .bf16 = 2516.6e12,
      .fp8 = 5033.2e12,

@@ -51,7 +51,8 @@ PartTime TimeOf(const LayerPart& part, const CostSetup& setup) {
       if (work.bytes == 0) return Time{0};
       const Time latency = node ? NodeLatency(*setup.gpu, setup.tensor_parallel, work.times)
                                 : kNetworkLatency;
-      return latency + TicksOf(work.bytes / (link * setup.of(part.kind)));
+      const double shown = setup.tp_overlap ? 1 / static_cast<double>(setup.tensor_parallel) : 1;
+      return latency + TicksOf(shown * work.bytes / (link * setup.of(part.kind)));
     }
     const Time bytes = TicksOf(work.bytes / (setup.gpu->hbm * setup.of(WorkKind::kMemory)));
     if (work.flops == 0) return bytes;

@@ -41,3 +41,7 @@ run offload --only "linear P=4 M=8 f=100 copy=f/1"
 run partitions --lists 1 --ranks 8
 run pairs --ranks 8
 run papers
+run measured --each
+echo "$text" | while IFS= read -r line; do
+  grep -Fqx -- "$line" tools/profile/MEASURED.md || { echo "not in MEASURED.md: $line"; exit 1; }
+done || fail "tools/profile/MEASURED.md is not what bench measured prints"

@@ -6,6 +6,8 @@
 #include <cmath>
 #include <cstdio>
 #include <map>
+#include <tuple>
+#include <utility>
 
 #include "compiler/plan/error.h"
 #include "tools/bench/bench.h"
@@ -39,10 +41,39 @@ struct Errors {
   }
 };
 
+/// Pairs of schedules whose measured steps differ by more than a tie, and how they are predicted.
+struct Order {
+  int pairs = 0, right = 0, ties = 0;
+
+  void Add(double measured, double predicted) {
+    constexpr double kTie = 0.02;
+    if (std::abs(measured - 1) <= kTie) return;
+    ++pairs;
+    if (std::abs(predicted - 1) <= kTie) {
+      ++ties;
+    } else if ((measured > 1) == (predicted > 1)) {
+      ++right;
+    }
+  }
+  std::string Text() const {
+    if (pairs == 0) return "-";
+    return std::to_string(right) + " + " + std::to_string(ties) + " of " + std::to_string(pairs);
+  }
+};
+
 /// Errors of a table.
 struct TableErrors {
   Errors defaults, calibrated, memory;
+  Order order;
 };
+
+bool SameButSchedule(const MeasuredRow& a, const MeasuredRow& b) {
+  const auto key = [](const MeasuredRow& row) {
+    return std::tie(row.model, row.gpu, row.gpus, row.tp, row.pp, row.ep, row.microbatches,
+                    row.micro_batch, row.sequence, row.fp8);
+  };
+  return key(a) == key(b) && std::tie(a.schedule, a.chunks) != std::tie(b.schedule, b.chunks);
+}
 
 class Measurement {
  public:
@@ -51,7 +82,7 @@ class Measurement {
 
   void Run(const BenchOptions& options) {
     Table summary = {.columns = {"table", ">steps", ">mean %", ">worst %", ">calibrated", ">mean %",
-                                 ">worst %", ">memories", ">mean %", ">worst %"},
+                                 ">worst %", ">memories", ">mean %", ">worst %", ">order"},
                      .rows = {}};
     TableErrors all;
     for (const MeasuredTable& table : tables_) {
@@ -59,6 +90,7 @@ class Measurement {
                                 ">measured", ">%", ""},
                     .rows = {}};
       TableErrors errors;
+      steps_.clear();
       for (const MeasuredRow& row : table.rows) {
         if (!options.Takes(table.name + "/" + row.name)) continue;
         rows.rows.push_back(CellsOf(table, row, {&errors, &all}));
@@ -79,6 +111,7 @@ class Measurement {
     errors.defaults.Print(&cells);
     errors.calibrated.Print(&cells);
     errors.memory.Print(&cells);
+    cells.push_back(errors.order.Text());
     return cells;
   }
 
@@ -96,6 +129,13 @@ class Measurement {
       cells[2] = Format("%.1f", 1e3 * *row.seconds);
       cells[3] = Format("%+.1f", 100 * error);
       for (TableErrors* each : errors) each->defaults.Add(error);
+      for (const auto& [other, seconds] : steps_) {
+        if (!SameButSchedule(row, *other)) continue;
+        for (TableErrors* each : errors) {
+          each->order.Add(*row.seconds / *other->seconds, predicted.seconds / seconds);
+        }
+      }
+      steps_.emplace_back(&row, predicted.seconds);
       if (row.anchor == table.name + "/" + row.name) {
         cells[4] = "anchor";
       } else if (!row.anchor.empty()) {
@@ -132,13 +172,14 @@ class Measurement {
   const std::vector<MeasuredTable>& tables_;
   const std::string models_;
   std::map<std::string, double> factors_;
+  /// Rows of the table so far, and their predicted seconds.
+  std::vector<std::pair<const MeasuredRow*, double>> steps_;
 };
 
 }  // namespace
 
 void RunMeasured(const BenchOptions& options, std::string_view /*suite*/) {
-  const std::string path =
-      options.costs.empty() ? "tools/bench/measured" : options.costs.front();
+  const std::string path = options.costs.empty() ? "tools/bench/measured" : options.costs.front();
   const std::string folder = path.ends_with(".json") ? path.substr(0, path.rfind('/')) : path;
   Measurement(ReadMeasuredTables(path), folder + "/models").Run(options);
 }

@@ -17,9 +17,9 @@ struct MeasuredRow {
   int64_t sequence = 4096, micro_batch = 1;
   bool fp8 = false;
   bool tp_overlap = false, moe_overlap = false;  ///< communication beside compute
-  bool assumed = false;           ///< some inputs are not published
-  std::optional<double> seconds;  ///< of a step
-  std::optional<double> bytes;    ///< of the fullest rank
+  bool assumed = false;                          ///< some inputs are not published
+  std::optional<double> seconds;                 ///< of a step
+  std::optional<double> bytes;                   ///< of the fullest rank
 };
 
 /// Rows of one source.

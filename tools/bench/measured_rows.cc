@@ -18,12 +18,34 @@ constexpr size_t kMaxRows = 1000;
 constexpr int kMostGpus = 1 << 17;
 constexpr double kGibibyte = 1 << 30;
 
-constexpr std::array<std::string_view, 28> kRowKeys = {
-    "name",        "model",     "gpu",          "schedule", "partition",         "recompute",
-    "anchor",      "left_out",  "gpus",         "tp",       "pp",                "ep",
-    "etp",         "chunks",    "microbatches", "zero",     "sequence",          "micro_batch",
-    "dtype",       "assumed",   "ms",           "gib",      "tokens_per_second", "gb",
-    "tokens_of_all_per_second", "samples_per_second", "tp_overlap", "moe_overlap"};
+constexpr std::array<std::string_view, 28> kRowKeys = {"name",
+                                                       "model",
+                                                       "gpu",
+                                                       "schedule",
+                                                       "partition",
+                                                       "recompute",
+                                                       "anchor",
+                                                       "left_out",
+                                                       "gpus",
+                                                       "tp",
+                                                       "pp",
+                                                       "ep",
+                                                       "etp",
+                                                       "chunks",
+                                                       "microbatches",
+                                                       "zero",
+                                                       "sequence",
+                                                       "micro_batch",
+                                                       "dtype",
+                                                       "assumed",
+                                                       "ms",
+                                                       "gib",
+                                                       "tokens_per_second",
+                                                       "gb",
+                                                       "tokens_of_all_per_second",
+                                                       "samples_per_second",
+                                                       "tp_overlap",
+                                                       "moe_overlap"};
 
 /// Puts the fields that an object has into a row.
 void ReadFields(const JsonCursor& object, MeasuredRow* row) {
@@ -68,7 +90,7 @@ void ReadFields(const JsonCursor& object, MeasuredRow* row) {
   flag("assumed", &row->assumed);
 }
 
-/// What was measured, in any of the units of the sources.
+/// Reads the measured figures, in any of the units of the sources.
 void ReadFigures(const JsonCursor& object, MeasuredRow* row) {
   const auto number = [&](const char* key) -> std::optional<double> {
     const auto value = object.Optional(key);

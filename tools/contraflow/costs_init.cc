@@ -18,7 +18,8 @@ namespace {
 
 struct CostsInitOptions {
   std::string config, like, gpu, out = "-", dtype = "bf16";
-  int tp = 1, ep = 1, etp = 1, seq = 4096, micro_batch = 1;
+  int tp = 1, ep = 1, etp = 1, seq = 4096, micro_batch = 1, gpus = 0;
+  bool tp_overlap = false;
   std::vector<std::string> efficiencies;
   double wait = CostSetup().wait;
   std::vector<CLI::Option*> of_model;  ///< the options that say something about --hf
@@ -45,6 +46,8 @@ CostSetup SetupOf(const CostsInitOptions& options, const GpuSheet& gpu) {
     throw UsageError("`wait`: must be a share in 0..1, is " + FormatReal(options.wait));
   }
   setup.wait = options.wait;
+  setup.gpus = setup.stage_gpus = options.gpus;
+  setup.tp_overlap = options.tp_overlap;
   return setup;
 }
 
@@ -92,6 +95,12 @@ std::function<int()> AddCostsInit(CLI::App* init) {
   of_model(AddNumber(init, "--wait", &options->wait, "X",
                      "wait before an all-to-all, as a share of a layer's\n"
                      "compute time (default: 0.1)"));
+  of_model(AddInteger(init, "--gpus", &options->gpus, "N",
+                      "GPUs of the run: messages and sums stay in a node if all\n"
+                      "are in one (default: many nodes)",
+                      1));
+  of_model(AddFlag(init, "--tp-overlap", &options->tp_overlap,
+                   "messages of --tp run beside matmuls, but for one part of N"));
   AddText(init, "-o,--output", &options->out, "FILE", "the cost file (default: -, stdout)");
   // The description is also a line of a list, so that the empty line behind it comes from here.
   UseHelpFormatter(init);

@@ -37,7 +37,7 @@ std::string Times(Time f, Time b, Time w) {
   return FormatTime(f, kUnit) + ", " + FormatTime(b, kUnit) + ", " + FormatTime(w, kUnit);
 }
 
-/// Where efficiencies that nobody chose are from.
+/// Source of the efficiencies that nobody chose.
 std::string SharesText(const GpuSheet& gpu, bool fp8) {
   const std::string& own = fp8 ? gpu.shares.fp8 : gpu.shares.bf16;
   if (own.empty()) return "";
@@ -73,6 +73,10 @@ std::string Heading(const ModelShape& model, const CostSetup& setup, const Model
       std::to_string(setup.expert_parallel) + ", etp " + std::to_string(setup.expert_tensor) +
       ": " + Count(costs.parameters) + " parameters on a device that had all layers" +
       (model.has_experts() && setup.expert_tensor == 1 ? "; each expert is on one device\n" : "\n");
+  if (setup.tp_overlap) {
+    text += "//            (messages of tp run beside matmuls, but for one part of " +
+            std::to_string(setup.tensor_parallel) + ")\n";
+  }
   text += "// step       micro-batches of " + std::to_string(setup.micro_batch) + " x " +
           std::to_string(setup.sequence) + " tokens; matmuls in " + (setup.fp8 ? "fp8" : "bf16") +
           "; tokens spread evenly over experts; nothing recomputed\n";
@@ -102,10 +106,11 @@ std::string Heading(const ModelShape& model, const CostSetup& setup, const Model
       "output gradients of\n"
       "//            matmuls, kept from the end of b to that of w, at most the activations\n"
       "// update     reduce: a ring of many replicas over " +
-      (setup.sums_in_node() ? gpu.link + ", 2 x gradient bytes / (B/s x efficiency of "
-                                         "tensor-parallel), of\n"
+      (setup.sums_in_node() ? gpu.link +
+                                  ", 2 x gradient bytes / (B/s x efficiency of "
+                                  "tensor-parallel), of\n"
                             : "the network, 2 x gradient bytes / (B/s x efficiency of p2p), of\n") +
-      
+
       "//            which n replicas take (n - 1) / n; step: " +
       std::to_string(kGradientBytes + 2 * kOptimizerBytes + kParameterBytes) +
       " bytes a parameter through the HBM, 1 / n of\n"
@@ -277,10 +282,9 @@ std::string WriteCostsByLayer(const ModelShape& model, const CostSetup& setup,
   comm["latency"] = TimeToJson(costs.message.latency, kUnit);
   comm["bytes"] = costs.message.bytes;
   comm["bandwidth"] = costs.message.bandwidth;
-  text +=
-      "],\n// a message between stages, over " +
-      (setup.messages_in_node() ? setup.gpu->link : "the network") +
-      ": latency + bytes / bandwidth\n\"comm\": ";
+  text += "],\n// a message between stages, over " +
+          (setup.messages_in_node() ? setup.gpu->link : "the network") +
+          ": latency + bytes / bandwidth\n\"comm\": ";
   WriteJson(comm, &text);
   return text + "\n}\n";
 }

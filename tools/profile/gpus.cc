@@ -10,21 +10,24 @@ namespace {
 
 /// Kernels of TransformerEngine alone on a B200; no step was looked at.
 const MeasuredShares kB200Shares = {
-    .bf16 = "matmul=0.48,experts=0.35,attention=0.38,head=0.47,memory=0.5,all-to-all=0.64,"
-            "tensor-parallel=0.72",
+    .bf16 =
+        "matmul=0.48,experts=0.35,attention=0.38,head=0.47,memory=0.5,all-to-all=0.64,"
+        "tensor-parallel=0.72",
     .fp8 = "attention=0.38,head=0.47,memory=0.5,all-to-all=0.64,tensor-parallel=0.72",
-    .source = "SimuMax, configs/system/b200_bf16_ceperm.json at 4dcaae5, kernels timed one by one: "
-              "matmuls 0.38 to 0.66, experts 0.22 to 0.46 at 512 and 1024 rows, causal attention "
-              "0.25 to 0.44 of 8 to 128 heads, permutes 0.5, all-gathers 0.72 behind 24 us and 8.6 us "
-              "for each other GPU, all-to-alls 0.64"};
+    .source =
+        "SimuMax, configs/system/b200_bf16_ceperm.json at 4dcaae5, kernels timed one by one: "
+        "matmuls 0.38 to 0.66, experts 0.22 to 0.46 at 512 and 1024 rows, causal attention "
+        "0.25 to 0.44 of 8 to 128 heads, permutes 0.5, all-gathers 0.72 behind 24 us and 8.6 us "
+        "for each other GPU, all-to-alls 0.64"};
 
 /// Matmuls and copies of a MI300X; no step was looked at.
 const MeasuredShares kMi300xShares = {
     .bf16 = "matmul=0.58,head=0.58,memory=0.75",
     .fp8 = "head=0.58,memory=0.75",
-    .source = "AMD-AGI/Primus, docs_deprecated/node-smoke.md at fd1eeab: matmul of 8192 x 8192 x "
-              "8192 at 724 to 765 TFLOP/s, copies at 0.7 to 0.8; attention, experts and links are "
-              "those of H100"};
+    .source =
+        "AMD-AGI/Primus, docs_deprecated/node-smoke.md at fd1eeab: matmul of 8192 x 8192 x "
+        "8192 at 724 to 765 TFLOP/s, copies at 0.7 to 0.8; attention, experts and links are "
+        "those of H100"};
 
 // Data sheets give matrix FLOP/s of the Hopper and Blackwell parts with sparsity, twice what dense
 // matrices get, and NVLink in both directions together, twice of one; both are halved here. The

@@ -22,8 +22,8 @@ struct GpuSheet {
   int64_t node = 8;             ///< GPUs that such links join
   std::string link = "NVLink";  ///< what joins them
   MeasuredShares shares = {};
-  /// Seconds of a collective in a node beside those of its bytes: of any, and for each GPU but one;
-  /// 0: not known, and kNodeLatency is taken for all collectives of a pass.
+  /// Seconds of a collective in a node beside those of its bytes: of any, and for each GPU but one.
+  /// With 0 it is not known, and all collectives of a pass take kNodeLatency.
   double collective = 0, hop = 0;
 };
 
@@ -37,8 +37,8 @@ inline constexpr int64_t kMaxGpuFileBytes = 1 << 16;
 /// Reads a sheet: an object with "name", "bf16_tflops", "fp8_tflops" (without sparsity; left out:
 /// none), "memory_gb", "memory_gb_per_s", "link_gb_per_s", "network_gb_per_s" (each way; GB are
 /// 10^9 bytes), "node" (default 8) and "source"; also "efficiency" of bf16 and "efficiency_fp8", as
-/// "matmul=0.5,head=0.4", from "efficiency_source", and "collective_us" and "hop_us". Throws Error that begins with `place` and has the
-/// JSON path.
+/// "matmul=0.5,head=0.4", from "efficiency_source", and "collective_us" and "hop_us". Throws Error
+/// that begins with `place` and has the JSON path.
 GpuSheet ReadGpuFile(std::string_view text, const std::string& place);
 
 }  // namespace contraflow

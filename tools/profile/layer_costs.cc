@@ -49,8 +49,8 @@ PartTime TimeOf(const LayerPart& part, const CostSetup& setup) {
       const bool node = setup.tensor_parallel <= setup.gpu->node;
       const double link = node ? setup.gpu->nvlink : setup.gpu->network;
       if (work.bytes == 0) return Time{0};
-      const Time latency = node ? NodeLatency(*setup.gpu, setup.tensor_parallel, work.times)
-                                : kNetworkLatency;
+      const Time latency =
+          node ? NodeLatency(*setup.gpu, setup.tensor_parallel, work.times) : kNetworkLatency;
       const double shown = setup.tp_overlap ? 1 / static_cast<double>(setup.tensor_parallel) : 1;
       return latency + TicksOf(shown * work.bytes / (link * setup.of(part.kind)));
     }
@@ -77,8 +77,7 @@ MoeCost ComponentsOf(const LayerEstimate& layer, const CostSetup& setup) {
   Time dispatch = 0, combine = 0;
   if (layer.work.exchanges) {
     const auto compute = static_cast<double>(layer.f + layer.b + layer.w);
-    const Time wait = std::llround(compute * setup.wait) +
-                      ExchangeLatency(setup);
+    const Time wait = std::llround(compute * setup.wait) + ExchangeLatency(setup);
     dispatch = wait + TransferTime(layer.work.dispatch, setup);
     combine = wait + TransferTime(layer.work.combine, setup);
   }

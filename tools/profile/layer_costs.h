@@ -63,7 +63,7 @@ ParameterCount ParametersOf(const ModelShape& model);
 /// and of its fp32 copy and two moments.
 inline constexpr int64_t kParameterBytes = 2, kGradientBytes = 4, kOptimizerBytes = 12;
 
-/// Before the first byte of a message arrives within a node; between nodes, also of a collective.
+/// Before the first byte arrives: within a node, where its GPU does not say, and between nodes.
 inline constexpr Time kNodeLatency = 10'000, kNetworkLatency = 30'000;
 
 /// Seconds as ticks.

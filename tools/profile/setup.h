@@ -26,7 +26,7 @@ struct CostSetup {
   /// Wait of a rank for the last of its expert group before each all-to-all, as a share of the
   /// compute time (f, b and w) of a layer.
   double wait = 0.1;
-  /// Gathers and scatters of tp run beside the matmuls that they feed, but for one part of tp.
+  /// Messages of tp run beside the matmuls that they feed, but for one part of tp.
   bool tp_overlap = false;
   /// GPUs of the whole run, and those that hold one stage or a copy of it; 0: many nodes of them.
   int64_t gpus = 0, stage_gpus = 0;

@@ -73,6 +73,34 @@ TEST_SUITE("unit") {
               .starts_with("g.json: unknown key \"bf16_tflop\" (did you mean \"bf16_tflops\"?)"));
   }
 
+  TEST_CASE("gpus: efficiencies of a sheet are taken where nothing else is said") {
+    const std::string head =
+        "{\"name\": \"own\", \"bf16_tflops\": 500, \"memory_gb\": 64, \"memory_gb_per_s\": 2000, "
+        "\"link_gb_per_s\": 100, \"network_gb_per_s\": 25, ";
+    const GpuSheet gpu = ReadGpuFile(
+        head + R"("efficiency": "matmul=0.5,p2p=0.25", "collective_us": 20, "hop_us": 4})", "g");
+    Efficiencies expected = DefaultEfficiencies(false);
+    ParseEfficiencies("matmul=0.5,p2p=0.25", &expected);
+    CHECK(EfficienciesOf(gpu, false) == expected);
+    CHECK(EfficienciesOf(gpu, true) == DefaultEfficiencies(true));
+    CHECK(gpu.shares.source == "g");
+    CHECK(gpu.collective == doctest::Approx(20e-6));
+    CHECK(gpu.hop == doctest::Approx(4e-6));
+    CHECK(Contains(Failure([&] { ReadGpuFile(head + R"("efficiency": "matmul=2"})", "g"); }),
+                   "g: /efficiency: the efficiency in \"matmul=2\" must be a share"));
+    for (const GpuSheet& sheet : GpuSheets()) {
+      for (const bool fp8 : {false, true}) {
+        CAPTURE(sheet.name);
+        for (const double share : EfficienciesOf(sheet, fp8)) CHECK((share > 0 && share <= 1));
+      }
+    }
+    // Golden files have those of H100 and H800.
+    for (const char* name : {"h100", "h800"}) {
+      CHECK(EfficienciesOf(FindGpu(name), false) == DefaultEfficiencies(false));
+      CHECK(EfficienciesOf(FindGpu(name), true) == DefaultEfficiencies(true));
+    }
+  }
+
   TEST_CASE("gpus: what spans a node takes the network, and a larger node less of it") {
     const ModelShape model = PublishedModel("deepseek-v3");
     CostSetup setup = SetupOn("gb200");

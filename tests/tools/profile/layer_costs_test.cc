@@ -92,6 +92,34 @@ TEST_SUITE("unit") {
     }
   }
 
+  TEST_CASE("layer costs: a run in a node sends over its links, and tp beside matmuls less") {
+    const ModelShape model = PublishedModel("llama-3.1-8b");
+    CostSetup setup = SetupOn("h100");
+    setup.tensor_parallel = 4;
+    const ModelCosts far = CostsOf(model, setup);
+    setup.gpus = setup.stage_gpus = 8;
+    const ModelCosts near = CostsOf(model, setup);
+    CHECK(near.message.latency == kNodeLatency);
+    CHECK(near.message.bandwidth == doctest::Approx(9 * far.message.bandwidth));
+    CHECK(static_cast<double>(far.layers[1].reduce) ==
+          doctest::Approx(9.0 * static_cast<double>(near.layers[1].reduce)));
+    setup.gpus = 16;  // two stages, each in a node of its own
+    CHECK(CostsOf(model, setup).message.latency == kNetworkLatency);
+    CHECK(CostsOf(model, setup).layers[1].reduce == near.layers[1].reduce);
+    setup.tp_overlap = true;
+    const LayerEstimate hidden = CostsOf(model, setup).layers[1];
+    Time saved = 0;
+    for (size_t i = 0; i < hidden.times.size(); ++i) {
+      if (hidden.work.parts[i].kind != WorkKind::kTensorParallel) continue;
+      const auto shown = static_cast<double>(near.layers[1].times[i].f - kNodeLatency);
+      CHECK(static_cast<double>(hidden.times[i].f - kNodeLatency) ==
+            doctest::Approx(shown / 4).epsilon(1e-4));
+      saved += near.layers[1].times[i].f - hidden.times[i].f;
+    }
+    CHECK(saved > 0);
+    CHECK(near.layers[1].f - hidden.f == saved);
+  }
+
   TEST_CASE("layer costs: fp8 is as much faster than bf16 as is published") {
     const auto time = [](const char* gpu, int64_t tp, int64_t sequence, bool fp8, bool attention) {
       CostSetup setup = SetupOn(gpu);
@@ -106,7 +134,7 @@ TEST_SUITE("unit") {
       while (layer.work.parts[part].name != "attention") ++part;
       return static_cast<double>(layer.times[part].f + layer.times[part].b);
     };
-    for (const char* gpu : {"h100", "h200", "b200"}) {
+    for (const char* gpu : {"h100", "h200", "b300"}) {
       for (const auto& [tp, sequence] : {std::pair(1, 8192), {2, 8192}, {4, 4096}}) {
         CAPTURE(gpu);
         CAPTURE(tp);

@@ -41,6 +41,13 @@ std::string LimitOf(const PlannerRow& row) {
   return "compute";
 }
 
+/// Names the GPUs whose work the efficiencies are of.
+std::string MeasuredOn(const PlanRequest& request) {
+  const MeasuredShares& own = request.gpu.shares;
+  const bool some = !(request.fp8 ? own.fp8 : own.bf16).empty();
+  return some ? request.gpu.name + ", where it has its own, H100 and H800" : "H100 and H800";
+}
+
 std::vector<std::string> AssumptionsOf(const PlanRequest& request) {
   const CostSetup setup = request.SetupOf({});
   std::string efficiency;
@@ -52,7 +59,7 @@ std::vector<std::string> AssumptionsOf(const PlanRequest& request) {
   std::vector<std::string> lines = {
       "GPU " + request.gpu.name + ": " + FormatBytes(request.gpu.memory) + ", matmuls in " +
           (request.fp8 ? "fp8" : "bf16") + "; no memory is set aside for libraries or fragments",
-      "efficiencies, measured on H100 and H800: " + efficiency,
+      "efficiencies, measured on " + MeasuredOn(request) + ": " + efficiency,
       "MFU: forward and backward FLOPs without recompute, by the GPU's " +
           std::string(request.fp8 ? "fp8" : "bf16") + " peak",
       "all-to-alls overlap with compute as components do; tokens spread evenly over experts",

@@ -78,8 +78,8 @@ const std::map<std::string, std::set<std::string>>& Allowed() {
        {"tools/cli", "tools/report", "runtime/*", "kernels/*", "schedules", "schedules/*",
         "compiler/*"}},
       {"tools/bench",  // has a kernel
-       {"tools/cli", "tools/report", "tools/contraflow-run", "runtime/*", "kernels/*", "schedules",
-        "schedules/*", "compiler/*", "emulator"}},
+       {"tools/cli", "tools/report", "tools/profile", "tools/contraflow-run", "runtime/*",
+        "kernels/*", "schedules", "schedules/*", "compiler/*", "emulator"}},
   };
   return allowed;
 }

@@ -17,7 +17,7 @@ const MeasuredShares kB200Shares = {
     .source =
         "SimuMax, configs/system/b200_bf16_ceperm.json at 4dcaae5, kernels timed one by one: "
         "matmuls 0.38 to 0.66, experts 0.22 to 0.46 at 512 and 1024 rows, causal attention "
-        "0.25 to 0.44 of 8 to 128 heads, permutes 0.5, all-gathers 0.72 behind 24 us and 8.6 us "
+        "0.25 to 0.44 of 8 to 128 heads, permutes 0.5, all-gathers 0.72 after 24 us and 8.6 us "
         "for each other GPU, all-to-alls 0.64"};
 
 /// Matmuls and copies of a MI300X; no step was looked at.

@@ -68,7 +68,7 @@ TEST_SUITE("unit") {
       }
     }
     CHECK(rows == 119);
-    CHECK(left_out == 27);
+    CHECK(left_out == 18);
   }
 
   TEST_CASE("measured: predictions stay as near as they are") {
@@ -102,7 +102,7 @@ TEST_SUITE("unit") {
     CHECK(Contains(failure(R"({"name": "a", "model": "../m", "gpu": "h100", "ms": 1})"), "model"));
     CHECK(Contains(failure(R"({"name": "a", "model": "m", "gpu": "h100", "gpus": 8, "tp": 3,
                                "ms": 1})"),
-                   "multiple of tp x pp"));
+                   "multiple of tp x cp x pp"));
     CHECK(Contains(failure(R"({"name": "a", "dtype": "fp4"})"), "t.json: /rows/0/dtype"));
     CHECK(Contains(failure(R"({"name": "a", "pp": 0})"), "t.json: /rows/0/pp"));
     CHECK(Contains(failure(R"({"nmae": "a"})"), "did you mean \"name\""));

@@ -11,10 +11,12 @@ namespace contraflow {
 /// A run that somebody measured and published, with what is needed to predict it.
 struct MeasuredRow {
   std::string name, model, gpu, schedule = "1f1b", partition = "even", recompute = "none";
+  std::string optimizer = "adam", activations = "ideal";
   std::string anchor;    ///< "TABLE/NAME" of the row that the calibration fits
   std::string left_out;  ///< why nothing is predicted; else empty
-  int gpus = 1, tp = 1, pp = 1, ep = 1, etp = 1, chunks = 0, microbatches = 1, zero = 0;
+  int gpus = 1, tp = 1, cp = 1, pp = 1, ep = 1, etp = 1, chunks = 0, microbatches = 1, zero = 0;
   int64_t sequence = 4096, micro_batch = 1;
+  double workspace = 0;  ///< bytes, as the source has measured them
   bool fp8 = false;
   bool tp_overlap = false, moe_overlap = false;  ///< communication beside compute
   bool assumed = false;                          ///< some inputs are not published

@@ -27,11 +27,15 @@ CostSetup SetupOf(const MeasuredRow& row, double factor) {
   CostSetup setup;
   setup.gpu = &FindGpu(row.gpu);
   setup.tensor_parallel = row.tp;
+  setup.context_parallel = row.cp;
   setup.expert_parallel = row.ep;
   setup.expert_tensor = row.etp;
   setup.sequence = row.sequence;
   setup.micro_batch = row.micro_batch;
   setup.fp8 = row.fp8;
+  setup.optimizer = &FindOptimizer(row.optimizer);
+  setup.activations = ParseActivations(row.activations);
+  setup.workspace = static_cast<int64_t>(row.workspace);
   setup.efficiency = EfficienciesOf(*setup.gpu, row.fp8);
   setup.tp_overlap = row.tp_overlap;
   setup.gpus = row.gpus;
@@ -41,7 +45,7 @@ CostSetup SetupOf(const MeasuredRow& row, double factor) {
 }
 
 CompileFlags FlagsOf(const MeasuredRow& row, const CostSetup& setup, CostModel costs) {
-  const int batches = setup.parallel().batches(), dp = row.gpus / (row.tp * row.pp);
+  const int batches = setup.parallel().batches(), dp = row.gpus / (row.tp * row.cp * row.pp);
   if (dp % batches != 0) throw Error("experts need " + std::to_string(batches) + " replicas");
   CompileFlags flags;
   flags.schedule = row.schedule;

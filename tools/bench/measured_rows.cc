@@ -18,16 +18,20 @@ constexpr size_t kMaxRows = 1000;
 constexpr int kMostGpus = 1 << 17;
 constexpr double kGibibyte = 1 << 30;
 
-constexpr std::array<std::string_view, 28> kRowKeys = {"name",
+constexpr std::array<std::string_view, 32> kRowKeys = {"name",
                                                        "model",
                                                        "gpu",
                                                        "schedule",
                                                        "partition",
                                                        "recompute",
+                                                       "optimizer",
+                                                       "activations",
+                                                       "workspace_gib",
                                                        "anchor",
                                                        "left_out",
                                                        "gpus",
                                                        "tp",
+                                                       "cp",
                                                        "pp",
                                                        "ep",
                                                        "etp",
@@ -59,6 +63,8 @@ void ReadFields(const JsonCursor& object, MeasuredRow* row) {
   text("schedule", &row->schedule);
   text("partition", &row->partition);
   text("recompute", &row->recompute);
+  text("optimizer", &row->optimizer);
+  text("activations", &row->activations);
   text("anchor", &row->anchor);
   text("left_out", &row->left_out);
   const auto integer = [&](const char* key, auto low, auto* field) {
@@ -69,6 +75,7 @@ void ReadFields(const JsonCursor& object, MeasuredRow* row) {
   };
   integer("gpus", 1, &row->gpus);
   integer("tp", 1, &row->tp);
+  integer("cp", 1, &row->cp);
   integer("pp", 1, &row->pp);
   integer("ep", 1, &row->ep);
   integer("etp", 1, &row->etp);
@@ -81,6 +88,9 @@ void ReadFields(const JsonCursor& object, MeasuredRow* row) {
     const std::string& name = dtype->String("bf16 or fp8", 16);
     if (name != "bf16" && name != "fp8") dtype->Fail("must be bf16 or fp8");
     row->fp8 = name == "fp8";
+  }
+  if (const auto workspace = object.Optional("workspace_gib")) {
+    row->workspace = workspace->Number("GiB", 0, 1e3) * kGibibyte;
   }
   const auto flag = [&](const char* key, bool* field) {
     if (const auto value = object.Optional(key)) *field = value->Boolean("a flag");
@@ -98,7 +108,8 @@ void ReadFigures(const JsonCursor& object, MeasuredRow* row) {
     return value->Number("a figure", 1e-3, 1e12);
   };
   const double sequences = static_cast<double>(row->microbatches) *
-                           static_cast<double>(row->micro_batch) * row->gpus / (row->tp * row->pp);
+                           static_cast<double>(row->micro_batch) * row->gpus /
+                           (row->tp * row->cp * row->pp);
   const double tokens = sequences * static_cast<double>(row->sequence);
   if (const auto ms = number("ms")) row->seconds = *ms / 1e3;
   if (const auto rate = number("tokens_per_second")) row->seconds = tokens / row->gpus / *rate;
@@ -115,7 +126,9 @@ void CheckRow(const JsonCursor& object, const MeasuredRow& row) {
     object.Fail("must have a \"model\", the name of a file in models/");
   }
   if (row.gpu.empty()) object.Fail("must have a \"gpu\"");
-  if (row.gpus % (row.tp * row.pp) != 0) object.Fail("\"gpus\" must be a multiple of tp x pp");
+  if (row.gpus % (row.tp * row.cp * row.pp) != 0) {
+    object.Fail("\"gpus\" must be a multiple of tp x cp x pp");
+  }
   if (!row.seconds && !row.bytes) object.Fail("must have a figure, as \"ms\" or \"gib\"");
 }
 

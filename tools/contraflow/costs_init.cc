@@ -10,15 +10,16 @@
 #include "tools/cli/terminal.h"
 #include "tools/contraflow/cmd.h"
 #include "tools/profile/costs_file.h"
-#include "tools/profile/gpu_option.h"
 #include "tools/profile/hf_config.h"
+#include "tools/profile/setup_options.h"
 
 namespace contraflow {
 namespace {
 
 struct CostsInitOptions {
   std::string config, like, gpu, out = "-", dtype = "bf16";
-  int tp = 1, ep = 1, etp = 1, seq = 4096, micro_batch = 1, gpus = 0;
+  KeptFlags kept;
+  int tp = 1, cp = 1, ep = 1, etp = 1, seq = 4096, micro_batch = 1, gpus = 0;
   bool tp_overlap = false;
   std::vector<std::string> efficiencies;
   double wait = CostSetup().wait;
@@ -29,6 +30,7 @@ CostSetup SetupOf(const CostsInitOptions& options, const GpuSheet& gpu) {
   CostSetup setup;
   setup.gpu = &gpu;
   setup.tensor_parallel = options.tp;
+  setup.context_parallel = options.cp;
   setup.expert_parallel = options.ep;
   setup.expert_tensor = options.etp;
   setup.sequence = options.seq;
@@ -48,6 +50,7 @@ CostSetup SetupOf(const CostsInitOptions& options, const GpuSheet& gpu) {
   setup.wait = options.wait;
   setup.gpus = setup.stage_gpus = options.gpus;
   setup.tp_overlap = options.tp_overlap;
+  ReadKept(options.kept, &setup);
   return setup;
 }
 
@@ -78,6 +81,8 @@ std::function<int()> AddCostsInit(CLI::App* init) {
   of_model(AddText(init, "--gpu", &options->gpu, "NAME", kGpuHelp));
   of_model(
       AddInteger(init, "--tp", &options->tp, "N", "GPUs that split each matrix (default: 1)", 1));
+  of_model(
+      AddInteger(init, "--cp", &options->cp, "N", "GPUs that split each sequence (default: 1)", 1));
   of_model(AddInteger(init, "--ep", &options->ep, "N",
                       "groups of GPUs that split the experts (default: 1)", 1));
   of_model(AddInteger(init, "--etp", &options->etp, "N",
@@ -88,6 +93,7 @@ std::function<int()> AddCostsInit(CLI::App* init) {
                       "sequences of a micro-batch (default: 1)", 1));
   of_model(
       AddChoice(init, "--dtype", &options->dtype, "bf16|fp8", "what matmuls take (default: bf16)"));
+  for (CLI::Option* option : AddKeptOptions(init, &options->kept)) of_model(option);
   of_model(AddTexts(init, "--efficiency", &options->efficiencies,
                     "share of the GPU's best that a kind of work reaches,\n"
                     "as in matmul=0.6,memory=0.8; the file lists all kinds")

@@ -12,6 +12,9 @@
 namespace contraflow {
 namespace {
 
+/// AdamW in the type of the model.
+constexpr std::string_view kAllBf16 = "adam-all-bf16";
+
 constexpr Framework kFrameworks[] = {Framework::kMegatron, Framework::kTorch,
                                      Framework::kTorchtitan};
 
@@ -47,11 +50,22 @@ void CheckRecompute(const Plan& plan, bool all_or_none) {
   }
 }
 
+/// Type of Adam's moments in Megatron-LM's arguments; empty: not one that it has.
+std::string_view MomentsOf(std::string_view optimizer) {
+  if (optimizer == "adam-bf16") return "bf16";
+  return optimizer == "adam-8bit" ? "fp8" : "";
+}
+
 std::string MegatronArguments(const Launch& launch, const Plan& plan) {
   std::string text = WriteMegatronLayout(plan, {}, launch.micro_batch);
   text += "--seq-length " + std::to_string(launch.sequence) + "\n";
   if (ParallelOf(plan, *plan.costs).tp > 1) text += "--sequence-parallel\n";
   if (launch.zero > 0) text += "--use-distributed-optimizer\n";
+  if (launch.optimizer == "muon") text += "--optimizer muon\n";
+  if (const std::string moments(MomentsOf(launch.optimizer)); !moments.empty()) {
+    text += "--use-precision-aware-optimizer\n--exp-avg-dtype " + moments +
+            "\n--exp-avg-sq-dtype " + moments + "\n";
+  }
   text += "--bf16\n";
   if (launch.fp8) text += "--fp8-format hybrid\n";
   return text;
@@ -96,6 +110,10 @@ Framework ParseFramework(std::string_view name) {
   throw Error("`for`: must be megatron, torch or torchtitan, is \"" + std::string(name) + "\"");
 }
 
+std::string_view OptimizerOf(Framework framework) {
+  return framework == Framework::kTorch ? kAllBf16 : "adam";
+}
+
 std::vector<std::string> SchedulesFor(Framework framework, const std::vector<std::string>& only) {
   const std::vector<std::string> runs = RunsOf(framework);
   const bool searched = std::ranges::count(runs, kAuto.name) > 0;
@@ -127,13 +145,27 @@ std::string FlawFor(const Launch& launch, const Parallel& parallel, std::string_
       if (schedule == kCombined.name && parallel.ep < 2) {
         return "it overlaps pairs only with experts on several devices";
       }
+      if (launch.optimizer == "adam-all-bf16") {
+        return "it keeps parameters in fp32, too; take another `optimizer`";
+      }
+      if (!MomentsOf(launch.optimizer).empty() && launch.zero == 0) {
+        return "it shortens moments only with ZeRO; take `optimizer` adam";
+      }
       break;
     case Framework::kTorch:
       if (parallel.tp > 1) return "its stages are not split over tensor-parallel devices";
+      if (parallel.cp > 1) return "it does not split sequences; fix cp=1";
       if (launch.fp8) return "train.py has no fp8; give `dtype` bf16";
+      if (launch.optimizer != kAllBf16) {
+        return "train.py has no other optimizer than " + std::string(kAllBf16);
+      }
       break;
     case Framework::kTorchtitan:
       if (launch.fp8) return "its flags have no fp8; give `dtype` bf16";
+      if (launch.optimizer != "adam" && launch.optimizer != kAllBf16) {
+        return "its flags have no such optimizer; take `optimizer` adam or " +
+               std::string(kAllBf16);
+      }
       if (launch.experts && parallel.ep < parallel.tp) return "its experts need ep >= tp";
       if (parallel.etp > 1) return "its experts are whole; fix etp=1";
       // Devices that share experts are those that shard all else.

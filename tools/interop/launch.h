@@ -22,8 +22,12 @@ struct Launch {
   int64_t sequence = 0;  ///< tokens
   int zero = 0;
   bool fp8 = false;
-  bool experts = false;  ///< the model has experts
+  bool experts = false;            ///< the model has experts
+  std::string optimizer = "adam";  ///< as --optimizer of `contraflow plan` takes it
 };
+
+/// Name of the optimizer that a framework takes where nobody says one.
+std::string_view OptimizerOf(Framework framework);
 
 /// Returns the schedules to compile for a framework: its own, or those of them in `only`. There
 /// `auto` stands for all. Throws Error if that leaves none.

@@ -111,12 +111,21 @@ std::vector<Setting> SettingsOf(const Launch& launch, const Plan& plan) {
     setting.section = "training";
     return setting;
   };
-  return {OfNumber("tensor_parallel_degree", parallel.tp),
-          OfNumber("data_parallel_replicate_degree", launch.zero > 0 ? 1 : replicas),
-          OfNumber("data_parallel_shard_degree", launch.zero > 0 ? replicas : 1),
-          training("max_context_length", launch.sequence),
-          training("num_tokens_per_microbatch_per_dp_rank", tokens),
-          training("num_tokens_per_train_step", tokens * plan.microbatches * replicas)};
+  std::vector<Setting> settings = {
+      OfNumber("tensor_parallel_degree", parallel.tp),
+      OfNumber("context_parallel_degree", parallel.cp),
+      OfNumber("data_parallel_replicate_degree", launch.zero > 0 ? 1 : replicas),
+      OfNumber("data_parallel_shard_degree", launch.zero > 0 ? replicas : 1),
+      training("max_context_length", launch.sequence),
+      training("num_tokens_per_microbatch_per_dp_rank", tokens),
+      training("num_tokens_per_train_step", tokens * plan.microbatches * replicas)};
+  if (launch.optimizer != "adam") {
+    Setting setting = {"dtype", Quoted("bfloat16"), "bfloat16",
+                       "Parameters and AdamW's state, too."};
+    setting.section = "training";
+    settings.push_back(setting);
+  }
+  return settings;
 }
 
 std::vector<Setting> SettingsOf(const Plan& plan, const std::string& csv,

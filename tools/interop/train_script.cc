@@ -50,7 +50,7 @@ schedule = PlanSchedule(plan, stages, lambda logits, labels: torch.nn.functional
     data_parallel=replicas, expert_parallel=experts)
 schedule.sync_parameters()
 parameters = [p for _, p in schedule.named_parameters()]
-# AdamW in the model's own type; the costs count states of 32 bits.
+# AdamW in the model's own type.
 optimizer = (ZeroRedundancyOptimizer(parameters, torch.optim.AdamW, process_group=replicas, lr=1e-3)
              if ZERO and replicas else torch.optim.AdamW(parameters, lr=1e-3))
 

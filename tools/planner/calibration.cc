@@ -25,7 +25,7 @@ constexpr double kClose = 0.005;
 constexpr double kNanosecond = 1e-9;
 
 constexpr std::string_view kRunKeys[] = {
-    "tokens/s/gpu", "step",     "tp",        "ep",     "etp",  "pp",           "zero",
+    "tokens/s/gpu", "step",     "tp",        "cp",     "ep",   "etp",          "pp", "zero",
     "micro-batch",  "schedule", "recompute", "chunks", "gpus", "global-batch", "seq"};
 
 using Fields = std::map<std::string, std::string, std::less<>>;
@@ -85,7 +85,7 @@ CalibrationRun Parse(std::string_view text, const PlanRequest& request) {
   run.request.global_batch = NumberOf(fields, "global-batch", 1, request.global_batch);
   run.request.sequence = NumberOf(fields, "seq", 1, static_cast<int>(request.sequence));
   run.request.fixed.clear();
-  for (const char* const key : {"tp", "ep", "etp", "pp", "micro-batch"}) {
+  for (const char* const key : {"tp", "cp", "ep", "etp", "pp", "micro-batch"}) {
     run.request.fixed[key] = NumberOf(fields, key, 1, 1);
   }
   if (fields.contains("zero")) run.request.fixed["zero"] = NumberOf(fields, "zero", 0, 0);

@@ -17,6 +17,8 @@ constexpr std::array<std::string_view, 8> kKeys = {"tp", "cp", "ep",          "e
 /// Larger ones hold more and save little.
 constexpr int kMostMicroBatch = 16;
 constexpr int kMostZero = 2;
+/// Fewest tokens of a sequence on a device; shorter parts compute less than they send.
+constexpr int64_t kLeastPart = 4096;
 
 std::vector<int> PowersOfTwo(int most) {
   std::vector<int> values;
@@ -42,6 +44,12 @@ std::vector<int> Choices(const PlanRequest& request, std::string_view key, std::
 std::vector<int> ExpertSplits(const PlanRequest& request, int tp) {
   const bool both = tp > 1 && request.model.has_experts();
   return Choices(request, "etp", both ? std::vector<int>{1, tp} : std::vector<int>{1});
+}
+
+/// Devices that split a sequence: only long ones are worth it.
+std::vector<int> SequenceSplits(const PlanRequest& request) {
+  const int64_t most = std::min<int64_t>(request.sequence / kLeastPart, request.gpus);
+  return Choices(request, "cp", PowersOfTwo(static_cast<int>(std::max<int64_t>(1, most))));
 }
 
 int64_t ExpertsOf(const ModelShape& model) {
@@ -127,7 +135,6 @@ FixedValues ParseFixed(std::string_view text) try {
                   ", as in " + key + "=1");
     }
     if (key == "zero" && *value > kMostZero) throw Error("zero must be 0, 1 or 2");
-    if (key == "cp" && *value != 1) throw Error("cp other than 1 is not looked at; leave it out");
     if (!fixed.emplace(key, *value).second) throw Error("has " + key + " twice");
   });
   return fixed;
@@ -139,13 +146,19 @@ CostSetup PlanRequest::SetupOf(const Configuration& configuration) const {
   CostSetup setup;
   setup.gpu = &gpu;
   setup.tensor_parallel = configuration.tp;
+  setup.context_parallel = configuration.cp;
   setup.expert_parallel = configuration.ep;
   setup.expert_tensor = configuration.etp;
   setup.sequence = sequence;
   setup.micro_batch = configuration.micro_batch;
   setup.fp8 = fp8;
+  setup.optimizer = optimizer;
+  setup.activations = activations;
+  setup.workspace = workspace;
   setup.efficiency = EfficienciesOf(gpu, fp8);
   for (double& share : setup.efficiency) share = std::min(1.0, share * scale);
+  setup.gpus = gpus;
+  setup.stage_gpus = gpus / configuration.pp;
   return setup;
 }
 
@@ -155,13 +168,15 @@ Launch PlanRequest::LaunchOf(const Configuration& configuration) const {
           .sequence = sequence,
           .zero = configuration.zero,
           .fp8 = fp8,
-          .experts = model.has_experts()};
+          .experts = model.has_experts(),
+          .optimizer = std::string(optimizer->name)};
 }
 
 std::vector<Configuration> ConfigurationsOf(const PlanRequest& request, Rejected* rejected) {
   const int node = static_cast<int>(std::min<int64_t>(request.gpu.node, request.gpus));
   const auto layers = static_cast<int>(request.model.layers.size());
   const std::vector<int> tps = Choices(request, "tp", PowersOfTwo(node));
+  const std::vector<int> cps = SequenceSplits(request);
   const std::vector<int> eps =
       Choices(request, "ep", DivisorsOf(ExpertsOf(request.model), request.gpus));
   const std::vector<int> pps = Choices(request, "pp", DivisorsOf(request.gpus, layers));
@@ -170,7 +185,7 @@ std::vector<Configuration> ConfigurationsOf(const PlanRequest& request, Rejected
   std::vector<Configuration> found;
   int batches = 0;  // configurations that only the batch does not divide
   const auto add = [&](Configuration each) {
-    const int64_t split = int64_t{each.tp} * each.pp;
+    const int64_t split = int64_t{each.tp} * each.cp * each.pp;
     if (request.gpus % split != 0 || !FlawOf(each.parallel()).empty()) {
       ++rejected->shape;
       return;
@@ -189,14 +204,17 @@ std::vector<Configuration> ConfigurationsOf(const PlanRequest& request, Rejected
     }
     found.push_back(each);
   };
+  const auto add_all = [&](int tp, int cp, int ep, int etp) {
+    for (const int pp : pps) {
+      for (const int size : sizes) {
+        add({.tp = tp, .cp = cp, .ep = ep, .etp = etp, .pp = pp, .micro_batch = size});
+      }
+    }
+  };
   for (const int tp : tps) {
-    for (const int ep : eps) {
-      for (const int etp : ExpertSplits(request, tp)) {
-        for (const int pp : pps) {
-          for (const int size : sizes) {
-            add({.tp = tp, .ep = ep, .etp = etp, .pp = pp, .micro_batch = size});
-          }
-        }
+    for (const int cp : cps) {
+      for (const int ep : eps) {
+        for (const int etp : ExpertSplits(request, tp)) add_all(tp, cp, ep, etp);
       }
     }
   }

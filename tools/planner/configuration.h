@@ -17,13 +17,13 @@ namespace contraflow {
 
 /// One way to train a model on a number of GPUs.
 struct Configuration {
-  int tp = 1, ep = 1, etp = 1, pp = 1;
-  int dp = 1;            ///< replicas of a pipeline, GPUs / (tp x pp)
+  int tp = 1, cp = 1, ep = 1, etp = 1, pp = 1;
+  int dp = 1;            ///< replicas of a pipeline, GPUs / (tp x cp x pp)
   int micro_batch = 1;   ///< sequences
   int microbatches = 0;  ///< of one step, of each of the dp replicas
   int zero = 0;
 
-  Parallel parallel() const { return {.tp = tp, .ep = ep, .etp = etp}; }
+  Parallel parallel() const { return {.tp = tp, .cp = cp, .ep = ep, .etp = etp}; }
   /// Replicas of the whole pipeline of expert groups, as `contraflow compile` counts them.
   int replicas() const { return dp / parallel().batches(); }
   bool operator==(const Configuration&) const = default;
@@ -37,8 +37,8 @@ void ForEachPair(std::string_view text, std::span<const std::string_view> keys,
 /// Returns a whole number from `least`, none where the text is no such.
 std::optional<int> WholeNumber(std::string_view text, int least);
 
-/// Values that a configuration must have, by "tp", "ep", "etp", "pp", "dp", "micro-batch", "zero"
-/// and "cp", of which only 1 is looked at.
+/// Values that a configuration must have, by "tp", "cp", "ep", "etp", "pp", "dp", "micro-batch" and
+/// "zero".
 using FixedValues = std::map<std::string, int, std::less<>>;
 
 /// Reads "tp=8,pp=4". Throws Error that says what is wrong.
@@ -52,6 +52,9 @@ struct PlanRequest {
   int global_batch = 0;  ///< sequences of a step
   int64_t sequence = 4096;
   bool fp8 = false;
+  const OptimizerSheet* optimizer = &kOptimizers[0];
+  Activations activations = Activations::kIdeal;
+  int64_t workspace = 0;       ///< bytes, as in CostSetup
   double scale = 1;            ///< of all efficiencies, from a run that was measured
   std::string scaled_by = {};  ///< that run, in words
   FixedValues fixed = {};

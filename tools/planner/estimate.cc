@@ -83,8 +83,10 @@ std::string PlannerCosts::TextOf(const Configuration& configuration) const {
 }
 
 const CostModel& PlannerCosts::Of(const Configuration& configuration) {
-  const std::array<int, 4> key = {configuration.tp, configuration.ep, configuration.etp,
-                                  configuration.micro_batch};
+  // The sum over the copies of a stage goes over another link outside a node.
+  const bool node = request_.SetupOf(configuration).sums_in_node();
+  const std::array<int, 6> key = {configuration.tp,  configuration.cp,          configuration.ep,
+                                  configuration.etp, configuration.micro_batch, node ? 1 : 0};
   const auto made = made_.find(key);
   if (made != made_.end()) return made->second;
   return made_.emplace(key, ReadCosts(TextOf(configuration), "costs")).first->second;

@@ -33,7 +33,8 @@ class PlannerCosts {
 
  private:
   const PlanRequest& request_;
-  std::map<std::array<int, 4>, CostModel> made_;  // by tp, ep, etp, micro-batch
+  /// By tp, cp, ep, etp, micro-batch, and 1 where a node holds all copies of a stage.
+  std::map<std::array<int, 6>, CostModel> made_;
 };
 
 /// FLOPs of a step of the model, forward and backward, nothing made again.

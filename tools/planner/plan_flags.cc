@@ -13,8 +13,8 @@
 #include "tools/cli/options.h"
 #include "tools/interop/launch.h"
 #include "tools/planner/calibration.h"
-#include "tools/profile/gpu_option.h"
 #include "tools/profile/hf_config.h"
+#include "tools/profile/setup_options.h"
 
 namespace contraflow {
 namespace {
@@ -37,6 +37,20 @@ std::vector<std::string> SchedulesOf(const std::string& text) {
     at = end + 1;
   }
   return names;
+}
+
+/// Name of the activations that a framework keeps.
+const char* ActivationsOf(Framework framework) {
+  switch (framework) {
+    case Framework::kMegatron:
+      return "megatron";
+    case Framework::kTorch:
+    case Framework::kTorchtitan:
+      return "torch";
+    case Framework::kAny:
+      break;
+  }
+  return "ideal";
 }
 
 /// Scales the efficiencies of a request so that a measured run has its step.
@@ -76,6 +90,18 @@ PlanRequest ResolvePlan(const PlanFlags& flags) {
     const auto only = flags.only.empty() ? std::vector<std::string>() : request.schedules;
     request.schedules = ReadOption([&] { return SchedulesFor(request.framework, only); });
   }
+  KeptFlags kept = flags.kept;
+  if (kept.optimizer.empty()) kept.optimizer = OptimizerOf(request.framework);
+  if (kept.activations.empty()) kept.activations = ActivationsOf(request.framework);
+  CostSetup setup;
+  ReadKept(kept, &setup);
+  request.optimizer = setup.optimizer;
+  request.activations = setup.activations;
+  request.workspace = setup.workspace;
+  if (request.workspace >= request.gpu.memory) {
+    throw UsageError("`workspace`: leaves nothing of the " + FormatBytes(request.gpu.memory) +
+                     " of a GPU");
+  }
   request.budget = ParseDuration("--budget", flags.budget);
   request.top = static_cast<size_t>(flags.top);
   const std::string text = flags.config ? *flags.config : ReadFile(flags.model, kMaxHfConfigBytes);
@@ -96,10 +122,11 @@ void AddPlanOptions(CLI::App* app, PlanFlags* flags) {
                      "sequences of a step, of all GPUs", 1));
   Require(AddInteger(app, "--seq", &flags->seq, "N", "tokens of a sequence", 1));
   AddChoice(app, "--dtype", &flags->dtype, "bf16|fp8", "what matmuls take (default: bf16)");
+  AddKeptOptions(app, &flags->kept);
   AddText(app, "--memory", &flags->memory, "BYTES",
           "of a GPU, for all that it holds (default: as the GPU has)");
   AddText(app, "--fix", &flags->fix, "KEY=N,...",
-          "configurations with these values alone: tp, ep, etp, pp,\ndp, micro-batch or zero");
+          "configurations with these values alone: tp, cp, ep, etp,\npp, dp, micro-batch or zero");
   AddText(app, "--only", &flags->only, "NAME,...",
           "schedules to compile (default: auto); contraflow list\nshows them all");
   AddChoice(app, "--for", &flags->framework, "megatron|torch|torchtitan",

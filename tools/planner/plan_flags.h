@@ -4,6 +4,7 @@
 #include <string>
 
 #include "tools/planner/configuration.h"
+#include "tools/profile/setup_options.h"
 
 namespace CLI {
 class App;
@@ -15,6 +16,8 @@ namespace contraflow {
 struct PlanFlags {
   std::string model, like, gpu, dtype = "bf16", memory, fix, only, framework, measured,
                                 budget = "20s";
+  KeptFlags kept = {
+      .optimizer = "", .activations = "", .workspace = ""};  ///< "": as the framework keeps
   int gpus = 0, global_batch = 0, seq = 0, top = 5;
   std::optional<std::string> config = {};  ///< text of the model's config.json, in place of a file
 };

@@ -48,6 +48,18 @@ std::string MeasuredOn(const PlanRequest& request) {
   return some ? request.gpu.name + ", where it has its own, H100 and H800" : "H100 and H800";
 }
 
+std::string ActivationsText(Activations activations) {
+  switch (activations) {
+    case Activations::kIdeal:
+      return "fused kernels keep them, which is less than frameworks do";
+    case Activations::kMegatron:
+      return "Megatron-LM keeps them";
+    case Activations::kTorch:
+      break;
+  }
+  return "PyTorch keeps them without fused kernels";
+}
+
 std::vector<std::string> AssumptionsOf(const PlanRequest& request) {
   const CostSetup setup = request.SetupOf({});
   std::string efficiency;
@@ -58,13 +70,21 @@ std::vector<std::string> AssumptionsOf(const PlanRequest& request) {
   }
   std::vector<std::string> lines = {
       "GPU " + request.gpu.name + ": " + FormatBytes(request.gpu.memory) + ", matmuls in " +
-          (request.fp8 ? "fp8" : "bf16") + "; no memory is set aside for libraries or fragments",
+          (request.fp8 ? "fp8" : "bf16") + "; " +
+          (request.workspace == 0 ? "no memory is" : FormatBytes(request.workspace) + " are") +
+          " set aside for libraries and fragments",
       "efficiencies, measured on " + MeasuredOn(request) + ": " + efficiency,
       "MFU: forward and backward FLOPs without recompute, by the GPU's " +
           std::string(request.fp8 ? "fp8" : "bf16") + " peak",
       "all-to-alls overlap with compute as components do; tokens spread evenly over experts",
+      "optimizer " + std::string(request.optimizer->name) + ": " +
+          std::to_string(request.optimizer->of_matrices) + " bytes a parameter (" +
+          std::string(request.optimizer->text) + "), gradients of " +
+          std::to_string(request.optimizer->gradient) + "; activations as " +
+          ActivationsText(request.activations),
       "ZeRO-1 where replicas share parameters: in these costs it is never longer than ZeRO-0",
-      "not looked at: cp, ZeRO-2 without --fix, ZeRO-3, offloading"};
+      "not looked at: ZeRO-2 without --fix, ZeRO-3, offloading; cp only for parts of at least 4096 "
+      "tokens"};
   if (!request.scaled_by.empty()) {
     lines.push_back("efficiencies are " + Rounded(request.scale, 1000) +
                     " times as high: " + request.scaled_by);
@@ -142,23 +162,24 @@ void WriteRow(const PlanRequest& request, const PlannerRow& row, const std::stri
 
 std::string WriteBrief(const PlannerRow& row) {
   const Configuration& c = row.configuration;
-  return "tp " + std::to_string(c.tp) + " ep " + std::to_string(c.ep) + " pp " +
-         std::to_string(c.pp) + " dp " + std::to_string(c.dp) + ", " + row.schedule + ": " +
-         FormatWithUnit(row.step, Unit::kNanoseconds);
+  return "tp " + std::to_string(c.tp) + (c.cp > 1 ? " cp " + std::to_string(c.cp) : "") + " ep " +
+         std::to_string(c.ep) + " pp " + std::to_string(c.pp) + " dp " + std::to_string(c.dp) +
+         ", " + row.schedule + ": " + FormatWithUnit(row.step, Unit::kNanoseconds);
 }
 
 std::string WritePlans(const PlanRequest& request, const PlannerResult& result) {
-  Table table = {.columns = {">tp", ">ep", ">etp", ">pp", ">dp", ">mb", ">M", "recompute", ">zero",
-                             "schedule", ">step", ">tokens/s/GPU", ">MFU", ">memory", "limited by"},
-                 .rows = {}};
+  Table table = {
+      .columns = {">tp", ">cp", ">ep", ">etp", ">pp", ">dp", ">mb", ">M", "recompute", ">zero",
+                  "schedule", ">step", ">tokens/s/GPU", ">MFU", ">memory", "limited by"},
+      .rows = {}};
   for (const PlannerRow& row : result.rows) {
     const Configuration& c = row.configuration;
-    table.rows.push_back({std::to_string(c.tp), std::to_string(c.ep), std::to_string(c.etp),
-                          std::to_string(c.pp), std::to_string(c.dp), std::to_string(c.micro_batch),
-                          std::to_string(c.microbatches), row.recompute, std::to_string(c.zero),
-                          row.schedule, FormatWithUnit(row.step, Unit::kNanoseconds),
-                          Rounded(row.tokens_per_second_per_gpu, 1), FormatPercent(row.mfu),
-                          FormatBytes(row.memory.total()), LimitsOf(row)});
+    table.rows.push_back(
+        {std::to_string(c.tp), std::to_string(c.cp), std::to_string(c.ep), std::to_string(c.etp),
+         std::to_string(c.pp), std::to_string(c.dp), std::to_string(c.micro_batch),
+         std::to_string(c.microbatches), row.recompute, std::to_string(c.zero), row.schedule,
+         FormatWithUnit(row.step, Unit::kNanoseconds), Rounded(row.tokens_per_second_per_gpu, 1),
+         FormatPercent(row.mfu), FormatBytes(row.memory.total()), LimitsOf(row)});
   }
   std::string text = FormatTable(table) + "\n";
   if (const std::string why = WhyNot(request, result.rows); !why.empty()) text += why + "\n";
@@ -185,7 +206,7 @@ std::string PlansToJson(const PlanRequest& request, const PlannerResult& result)
     const Configuration& c = row.configuration;
     Json each = Json::object();
     each["tp"] = c.tp;
-    each["cp"] = 1;
+    each["cp"] = c.cp;
     each["ep"] = c.ep;
     each["etp"] = c.etp;
     each["pp"] = c.pp;

@@ -63,7 +63,7 @@ class PlanSearch {
   }
 
  private:
-  int64_t memory() const { return request_.gpu.memory; }
+  int64_t memory() const { return request_.gpu.memory - request_.workspace; }
   bool stopped() const { return stop_ != nullptr && stop_->load(); }
 
   void Report(double done) const {

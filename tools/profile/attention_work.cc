@@ -178,7 +178,8 @@ void AddIndexer(WorkBuilder* builder) {
 
 /// Flash attention: scores are never stored, and made again by the backward. Keys that are chosen
 /// for each query are latents, which all heads share (arXiv 2512.02556, section 2.1); in short
-/// sequences a mask over all keys, as in plain attention, is less.
+/// sequences a mask over all keys, as in plain attention, is less. Devices that split a sequence
+/// pass their keys and values around a ring (arXiv 2310.01889), back with their gradients.
 void AddCore(const Heads& heads, WorkBuilder* builder) {
   const AttentionDims& a = builder->layer.attention;
   WorkBuilder& work = *builder;
@@ -197,13 +198,21 @@ void AddCore(const Heads& heads, WorkBuilder* builder) {
   const double flops = products * keys;
   const double bytes = static_cast<double>(work.tokens * kBf16) *
                        static_cast<double>(heads.q + heads.k + heads.v + heads.out);
+  const int64_t others = work.setup.context_parallel - 1;
+  const double ring =
+      static_cast<double>(others * work.tokens * kBf16) * static_cast<double>(heads.k + heads.v);
+  std::string formula = Product({2, work.tokens, heads.heads, dims}) + " x " + FormatReal(keys) +
+                        " keys, b 2.5 times that";
+  if (others > 0) {
+    formula += "; beside it keys and values go around cp, " +
+               Product({others, work.tokens, heads.k + heads.v}) + " x 2 bytes, b twice that";
+  }
   work.Add(LayerPart{.name = "attention",
                      .kind = WorkKind::kAttention,
-                     .f = {flops, bytes},
-                     .b = {2.5 * flops, 2 * bytes},
+                     .f = {.flops = flops, .bytes = bytes, .ring = ring},
+                     .b = {.flops = 2.5 * flops, .bytes = 2 * bytes, .ring = 2 * ring},
                      .w = {},
-                     .formula = Product({2, work.tokens, heads.heads, dims}) + " x " +
-                                FormatReal(keys) + " keys, b 2.5 times that"});
+                     .formula = formula});
   work.Keep("attention", KeptUntil::kW, work.tokens, heads.out, kBf16);
   work.Keep("sums of scores", KeptUntil::kB, work.tokens, heads.heads, 4);
   if (a.gated) {

@@ -44,6 +44,18 @@ std::string SharesText(const GpuSheet& gpu, bool fp8) {
   return "\n//            (" + own + ": " + gpu.shares.source + ")";
 }
 
+/// ", cp 2", or "" where sequences are not split.
+std::string CpText(const CostSetup& setup) {
+  return setup.context_parallel == 1 ? "" : ", cp " + std::to_string(setup.context_parallel);
+}
+
+/// "12", or "8 of matrices, 12 of others".
+std::string StateText(const OptimizerSheet& optimizer) {
+  std::string text = std::to_string(optimizer.of_matrices);
+  if (optimizer.of_others == optimizer.of_matrices) return text;
+  return text + " of matrices, " + std::to_string(optimizer.of_others) + " of others";
+}
+
 std::string Heading(const ModelShape& model, const CostSetup& setup, const ModelCosts& costs) {
   const GpuSheet& gpu = *setup.gpu;
   const ParameterCount whole = ParametersOf(model);
@@ -69,7 +81,7 @@ std::string Heading(const ModelShape& model, const CostSetup& setup, const Model
   for (const std::string& note : model.notes) text += "\n//            (" + note + ")";
   if (!model.unread.empty()) text += "\n//            (not in these costs: " + model.unread + ")";
   text +=
-      "\n// split      tp " + std::to_string(setup.tensor_parallel) + ", ep " +
+      "\n// split      tp " + std::to_string(setup.tensor_parallel) + CpText(setup) + ", ep " +
       std::to_string(setup.expert_parallel) + ", etp " + std::to_string(setup.expert_tensor) +
       ": " + Count(costs.parameters) + " parameters on a device that had all layers" +
       (model.has_experts() && setup.expert_tensor == 1 ? "; each expert is on one device\n" : "\n");
@@ -99,10 +111,15 @@ std::string Heading(const ModelShape& model, const CostSetup& setup, const Model
       "//            b of attention 2.5 times those of f; * is bound by memory\n"
       "// bytes      of a parameter: " +
       std::to_string(kParameterBytes) + " (bf16), of its gradient " +
-      std::to_string(kGradientBytes) + " (fp32), of its optimizer state " +
-      std::to_string(kOptimizerBytes) +
-      " (fp32 copy and two moments), not sharded\n"
-      "//            over replicas; activations: what f keeps for b and w; w_stash: inputs and "
+      std::to_string(setup.optimizer->gradient) + ", of its optimizer state " +
+      StateText(*setup.optimizer) +
+      "\n"
+      "//            (" +
+      std::string(setup.optimizer->name) + ": " + std::string(setup.optimizer->text) +
+      "), not sharded over replicas;\n"
+      "//            activations (" +
+      std::string(Name(setup.activations)) +
+      "): bytes that f keeps for b and w; w_stash: inputs and "
       "output gradients of\n"
       "//            matmuls, kept from the end of b to that of w, at most the activations\n"
       "// update     reduce: a ring of many replicas over " +
@@ -112,8 +129,11 @@ std::string Heading(const ModelShape& model, const CostSetup& setup, const Model
                             : "the network, 2 x gradient bytes / (B/s x efficiency of p2p), of\n") +
 
       "//            which n replicas take (n - 1) / n; step: " +
-      std::to_string(kGradientBytes + 2 * kOptimizerBytes + kParameterBytes) +
-      " bytes a parameter through the HBM, 1 / n of\n"
+      std::to_string(setup.optimizer->gradient + 2 * setup.optimizer->of_matrices +
+                     kParameterBytes) +
+      " bytes a parameter through the HBM" +
+      (setup.optimizer->orthogonal ? " and Newton-Schulz iterations" : "") +
+      ", 1 / n of\n"
       "//            it with ZeRO; n counts devices with the same parameters, so that of experts "
       "is smaller\n";
   return text;
@@ -250,10 +270,10 @@ std::string WriteCostsByLayer(const ModelShape& model, const CostSetup& setup,
   std::string text = Heading(model, setup, costs);
   text += "{\n\"unit\": \"us\",\n\"source\": " +
           QuoteJson("estimated from a config.json of " + model.model_type + " for " +
-                    setup.gpu->name + ", tp " + std::to_string(setup.tensor_parallel) + ", ep " +
-                    std::to_string(setup.expert_parallel) + ", micro-batches of " +
-                    std::to_string(setup.micro_batch) + " x " + std::to_string(setup.sequence) +
-                    " tokens, " + (setup.fp8 ? "fp8" : "bf16")) +
+                    setup.gpu->name + ", tp " + std::to_string(setup.tensor_parallel) +
+                    CpText(setup) + ", ep " + std::to_string(setup.expert_parallel) +
+                    ", micro-batches of " + std::to_string(setup.micro_batch) + " x " +
+                    std::to_string(setup.sequence) + " tokens, " + (setup.fp8 ? "fp8" : "bf16")) +
           ",\n";
   Json made = {{"parallel", ParallelToJson(setup.parallel())},
                {"gpu", {{"name", setup.gpu->name}, {"memory_bytes", setup.gpu->memory}}},
@@ -263,6 +283,9 @@ std::string WriteCostsByLayer(const ModelShape& model, const CostSetup& setup,
     text += "\"" + key + "\": ";
     WriteJson(value, &text);
     text += ",\n";
+  }
+  if (setup.workspace > 0) {
+    text += "\"memory\": {\"workspace_bytes\": " + std::to_string(setup.workspace) + "},\n";
   }
   text += "\"layers\": [\n";
   std::vector<std::string> shown;

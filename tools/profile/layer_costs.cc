@@ -42,6 +42,15 @@ Time NodeLatency(const GpuSheet& gpu, int64_t devices, double times) {
   return TicksOf(times * (gpu.collective + gpu.hop * static_cast<double>(devices - 1)));
 }
 
+/// Time of the messages of context parallelism, which run beside attention.
+Time RingTime(const PassWork& work, const CostSetup& setup) {
+  if (work.ring == 0) return 0;
+  const bool node = setup.sequence_in_node();
+  const double link = node ? setup.gpu->nvlink : setup.gpu->network;
+  const Time latency = (setup.context_parallel - 1) * (node ? kNodeLatency : kNetworkLatency);
+  return latency + TicksOf(work.ring / (link * setup.of(WorkKind::kP2p)));
+}
+
 PartTime TimeOf(const LayerPart& part, const CostSetup& setup) {
   PartTime time;
   const auto pass = [&](const PassWork& work) {
@@ -58,7 +67,7 @@ PartTime TimeOf(const LayerPart& part, const CostSetup& setup) {
     if (work.flops == 0) return bytes;
     const Time flops = TicksOf(work.flops / SpeedOf(part, setup));
     if (bytes > flops) time.memory_bound = true;
-    return std::max(flops, bytes);
+    return std::max({flops, bytes, RingTime(work, setup)});
   };
   time.f = pass(part.f);
   time.b = pass(part.b);
@@ -115,15 +124,23 @@ LayerEstimate CostOf(std::string name, WorkOfLayer work, const CostSetup& setup)
     if (kept.value) values[static_cast<size_t>(*kept.value)] += kept.bytes;
   }
   const auto bytes = [&](double each, const char* what) { return ToBytes(each, cost.name, what); };
-  const double parameters = cost.work.parameters;
+  const double parameters = cost.work.parameters, matrices = cost.work.matrix_parameters;
+  const OptimizerSheet& optimizer = *setup.optimizer;
+  const double gradients = parameters * static_cast<double>(optimizer.gradient);
+  const double states = matrices * static_cast<double>(optimizer.of_matrices) +
+                        (parameters - matrices) * static_cast<double>(optimizer.of_others);
   cost.parameter_bytes = bytes(parameters * kParameterBytes, "parameters");
-  cost.gradient_bytes = bytes(parameters * kGradientBytes, "gradients");
-  cost.optimizer_bytes = bytes(parameters * kOptimizerBytes, "optimizer state");
+  cost.gradient_bytes = bytes(gradients, "gradients");
+  cost.optimizer_bytes = bytes(states, "optimizer state");
   // Twice: the sums to one of the ring each, and from there to all.
-  cost.reduce = TicksOf(2 * parameters * kGradientBytes / SumSpeed(setup));
+  cost.reduce = TicksOf(2 * gradients / SumSpeed(setup));
   // Gradients and state are read, state and parameters are written.
-  cost.step = TicksOf(parameters * (kGradientBytes + 2 * kOptimizerBytes + kParameterBytes) /
+  cost.step = TicksOf((gradients + 2 * states + parameters * kParameterBytes) /
                       (setup.gpu->hbm * setup.of(WorkKind::kMemory)));
+  if (optimizer.orthogonal) {
+    cost.step +=
+        TicksOf(cost.work.orthogonal_flops / (setup.gpu->bf16 * setup.of(WorkKind::kMatmul)));
+  }
   cost.activation_bytes = bytes(activation, "activations");
   cost.w_stash_bytes = bytes(std::min(stash, activation), "weight stash");
   if (cost.work.halves) {

@@ -59,9 +59,8 @@ struct ParameterCount {
 };
 ParameterCount ParametersOf(const ModelShape& model);
 
-/// Bytes kept for each parameter: of itself in the type of the activations, of its fp32 gradient,
-/// and of its fp32 copy and two moments.
-inline constexpr int64_t kParameterBytes = 2, kGradientBytes = 4, kOptimizerBytes = 12;
+/// Bytes of each parameter, in the type of the activations.
+inline constexpr int64_t kParameterBytes = 2;
 
 /// Before the first byte arrives: within a node, where its GPU does not say, and between nodes.
 inline constexpr Time kNodeLatency = 10'000, kNetworkLatency = 30'000;

@@ -16,6 +16,7 @@ struct PassWork {
   double flops = 0;
   double bytes = 0;  ///< read and written in HBM; of what a device sends, for communication
   double times = 0;  ///< collectives that send them
+  double ring = 0;   ///< bytes sent to the next device of the sequence, beside the FLOPs
 };
 
 /// One matmul, attention or pass over memory of a layer, or one collective.
@@ -54,6 +55,8 @@ struct WorkOfLayer {
   std::vector<LayerPart> parts;
   std::vector<Kept> kept;
   double parameters = 0, expert_parameters = 0;  ///< of these those of experts
+  double matrix_parameters = 0;                  ///< of these those of matrices of a layer
+  double orthogonal_flops = 0;                   ///< to make an update of these orthogonal
   bool halves = false;  ///< mixer, and MLP or experts; embedding, head and a half alone have none
   /// With experts on several devices: dispatch (also of the gradients of what combine put out), and
   /// combine (also of the gradients of what was dispatched).

@@ -47,6 +47,11 @@ void AddMlp(const std::string& name, int64_t rows, int64_t outer, int64_t width,
             .bias = bias,
             .cast_out = !dispatched});
   work.Keep(up, KeptUntil::kB, rows, columns, kBf16);
+  if (work.setup.activations == Activations::kTorch) {
+    if (gated) work.Keep(name + "activation of gate", KeptUntil::kB, rows, width, kBf16);
+    // The gradient of the router's weights needs them.
+    if (kind == WorkKind::kExperts) work.Keep(name + "output", KeptUntil::kB, rows, outer, kBf16);
+  }
   work.Keep(name + "hidden", KeptUntil::kW, rows, width, work.cast);
   work.Keep("gradients of " + up, KeptUntil::kFromBToW, rows, columns, work.cast);
 }

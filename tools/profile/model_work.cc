@@ -141,6 +141,9 @@ WorkOfLayer HeadWork(const ModelShape& model, const CostSetup& setup) {
   work.Keep("input", KeptUntil::kB, times * work.own_tokens, work.hidden, kBf16);
   work.Keep("input, normed", KeptUntil::kW, times * work.own_tokens, work.hidden, kBf16);
   work.Keep("scores", KeptUntil::kB, rows, columns, 4);
+  if (setup.activations != Activations::kIdeal) {
+    work.Keep("logits", KeptUntil::kB, rows, columns, kBf16);
+  }
   work.Keep("gradient of scores", KeptUntil::kFromBToW, rows, columns, kBf16);
   return work.Take();
 }

@@ -40,6 +40,22 @@ void CheckMixers(int64_t tp, const LayerShape& layer) {
   }
 }
 
+/// Throws Error unless sequences can be split over devices: each gets a part near the start and one
+/// near the end, so that all have as many keys.
+void CheckContext(const CostSetup& setup, const std::vector<LayerShape>& layers) {
+  const int64_t cp = setup.context_parallel;
+  if (cp == 1) return;
+  if (setup.sequence % (2 * cp) != 0) {
+    throw Error("`cp`: sequences of " + std::to_string(setup.sequence) +
+                " tokens do not divide into 2 x " + std::to_string(cp) + " parts");
+  }
+  for (const LayerShape& layer : layers) {
+    if (layer.linear.heads == 0) continue;
+    throw Error(
+        "`cp`: the model has linear mixers, whose state passes from token to token; leave it out");
+  }
+}
+
 void CheckMlp(const CostSetup& setup, const LayerShape& layer) {
   const int64_t tp = setup.tensor_parallel, etp = setup.expert_tensor;
   if (layer.dense_width > 0) {
@@ -60,6 +76,30 @@ Efficiencies EfficienciesOf(const GpuSheet& gpu, bool fp8) {
   return efficiencies;
 }
 
+const OptimizerSheet& FindOptimizer(std::string_view name) {
+  std::string known;
+  for (const OptimizerSheet& optimizer : kOptimizers) {
+    if (optimizer.name == name) return optimizer;
+    known += (known.empty() ? "" : ", ") + std::string(optimizer.name);
+  }
+  throw Error("`optimizer`: must be one of " + known + ", is \"" + std::string(name.substr(0, 64)) +
+              "\"");
+}
+
+std::string_view Name(Activations activations) {
+  constexpr std::string_view kNames[] = {"ideal", "megatron", "torch"};
+  return kNames[static_cast<size_t>(activations)];
+}
+
+Activations ParseActivations(std::string_view name) {
+  for (const Activations each :
+       {Activations::kIdeal, Activations::kMegatron, Activations::kTorch}) {
+    if (Name(each) == name) return each;
+  }
+  throw Error("`activations`: must be ideal, megatron or torch, is \"" +
+              std::string(name.substr(0, 64)) + "\"");
+}
+
 void CheckSetup(const CostSetup& setup, const ModelShape& model) {
   if (setup.fp8 && setup.gpu->fp8 == 0) {
     throw Error("`dtype`: the " + setup.gpu->name + " has no fp8; use bf16");
@@ -74,7 +114,8 @@ void CheckSetup(const CostSetup& setup, const ModelShape& model) {
   std::vector<LayerShape> layers = model.layers;
   if (model.predictions > 0) layers.push_back(model.prediction);
   for (const LayerShape& layer : layers) CheckMixers(tp, layer);
-  CheckDivides("`tp`", tp, setup.tokens(), "tokens of a micro-batch");
+  CheckContext(setup, layers);
+  CheckDivides("`tp`", tp, setup.tokens() / setup.context_parallel, "tokens of a micro-batch");
   if (!model.has_experts()) {
     if (ep > 1) throw Error("`ep`: the model has no experts to split; leave it out");
     if (etp > 1) throw Error("`etp`: the model has no experts to split; leave it out");

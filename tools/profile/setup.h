@@ -1,7 +1,9 @@
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
+#include <string_view>
 
 #include "compiler/plan/cost.h"
 #include "tools/profile/efficiency.h"
@@ -13,15 +15,54 @@ namespace contraflow {
 /// Efficiencies of a GPU where the user says nothing: its own, else those of any.
 Efficiencies EfficienciesOf(const GpuSheet& gpu, bool fp8);
 
+/// Optimizer, by the bytes that it keeps for each parameter.
+struct OptimizerSheet {
+  std::string_view name;
+  int64_t of_matrices;  ///< bytes for a parameter of a matrix of a layer
+  int64_t of_others;    ///< bytes for any other: embedding, head, norms, biases
+  int64_t gradient;     ///< bytes of a gradient
+  bool orthogonal;      ///< updates of matrices are orthogonalized
+  std::string_view text;
+};
+
+inline constexpr std::array<OptimizerSheet, 5> kOptimizers = {{
+    {"adam", 12, 12, 4, false, "fp32 copy and two moments"},
+    // DeepSeek-V3, arXiv 2412.19437, section 3.3.3.
+    {"adam-bf16", 8, 8, 4, false, "fp32 copy and two moments in bf16"},
+    // arXiv 2110.02861.
+    {"adam-8bit", 6, 6, 4, false, "fp32 copy and two moments of a byte each"},
+    {"adam-all-bf16", 4, 4, 2, false, "two moments in bf16, no other copy"},
+    // Moonlight, arXiv 2502.16982, section 2.
+    {"muon", 8, 12, 4, true,
+     "fp32 copy and a momentum, two moments of all but the layers' matrices"},
+}};
+
+/// Returns the optimizer of this name. Throws Error with the known ones.
+const OptimizerSheet& FindOptimizer(std::string_view name);
+
+/// Kernels that say how much a layer keeps for its backward.
+enum class Activations : uint8_t {
+  kIdeal,     ///< inputs of matmuls and of everything that no kernel makes again
+  kMegatron,  ///< as Megatron-LM with Transformer Engine: logits in bf16 beside the fp32 scores
+  kTorch,     ///< as PyTorch without fused kernels: the same, silu(gate), outputs of experts
+};
+std::string_view Name(Activations activations);  ///< "ideal" "megatron" "torch"
+/// Throws Error with these names.
+Activations ParseActivations(std::string_view name);
+
 /// Training setup of a model, and how it is split.
 struct CostSetup {
   const GpuSheet* gpu = nullptr;
-  int64_t tensor_parallel = 1;  ///< GPUs that split each matrix, and the tokens in between
-  int64_t expert_parallel = 1;  ///< groups of devices that split the experts
-  int64_t expert_tensor = 1;    ///< GPUs that split each expert
-  int64_t sequence = 4096;      ///< tokens of a sequence
-  int64_t micro_batch = 1;      ///< sequences of a micro-batch
-  bool fp8 = false;             ///< matmuls but the router and the head; else bf16
+  int64_t tensor_parallel = 1;   ///< GPUs that split each matrix, and the tokens in between
+  int64_t context_parallel = 1;  ///< GPUs that split each sequence
+  int64_t expert_parallel = 1;   ///< groups of devices that split the experts
+  int64_t expert_tensor = 1;     ///< GPUs that split each expert
+  int64_t sequence = 4096;       ///< tokens of a sequence
+  int64_t micro_batch = 1;       ///< sequences of a micro-batch
+  bool fp8 = false;              ///< matmuls but the router and the head; else bf16
+  const OptimizerSheet* optimizer = &kOptimizers[0];
+  Activations activations = Activations::kIdeal;
+  int64_t workspace = 0;  ///< bytes of a device for libraries, communicators and fragments
   Efficiencies efficiency = DefaultEfficiencies(false);
   /// Wait of a rank for the last of its expert group before each all-to-all, as a share of the
   /// compute time (f, b and w) of a layer.
@@ -31,12 +72,16 @@ struct CostSetup {
   /// GPUs of the whole run, and those that hold one stage or a copy of it; 0: many nodes of them.
   int64_t gpus = 0, stage_gpus = 0;
 
+  /// Tokens of a micro-batch, on all devices that split its sequences.
   int64_t tokens() const { return sequence * micro_batch; }
   Parallel parallel() const {
     return {.tp = static_cast<int>(tensor_parallel),
+            .cp = static_cast<int>(context_parallel),
             .ep = static_cast<int>(expert_parallel),
             .etp = static_cast<int>(expert_tensor)};
   }
+  /// True if the devices that pass keys and values around are in one node.
+  bool sequence_in_node() const { return tensor_parallel * context_parallel <= gpu->node; }
   /// True if all devices that exchange rows of experts are in one node.
   bool experts_in_node() const { return expert_parallel * expert_tensor <= gpu->node; }
   /// True if messages between stages, and sums over copies, stay in a node.

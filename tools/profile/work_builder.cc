@@ -1,5 +1,6 @@
 #include "tools/profile/work_builder.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace contraflow {
@@ -45,6 +46,14 @@ void WorkBuilder::Add(const Linear& linear) {
   const double parameters = weights + (linear.bias ? out * Real(linear.matrices) : 0);
   work_.parameters += parameters;
   if (linear.kind == WorkKind::kExperts) work_.expert_parameters += parameters;
+  if (linear.kind != WorkKind::kHead) {
+    work_.matrix_parameters += weights;
+    // Five iterations of Newton and Schulz (arXiv 2502.16982, section 2.1), each with a product of
+    // the short sides, one of that with itself, and one with the matrix.
+    const double shorter = std::min(in, out), longer = std::max(in, out);
+    work_.orthogonal_flops += 5 * Real(linear.matrices) *
+                              (4 * shorter * shorter * longer + 2 * shorter * shorter * shorter);
+  }
   if (!fp8) return;
   if (linear.cast_in) cast_f_ += 3 * rows * in;
   if (linear.cast_out) cast_b_ += 3 * rows * out;

@@ -20,7 +20,7 @@ class WorkBuilder {
         layer(of_layer),
         setup(of_setup),
         tp(setup.tensor_parallel),
-        tokens(setup.tokens()),
+        tokens(setup.tokens() / setup.context_parallel),
         own_tokens(tokens / tp),
         hidden(model.hidden),
         cast(setup.fp8 ? 1 : 2) {}
@@ -58,7 +58,8 @@ class WorkBuilder {
   const ModelShape& model;
   const LayerShape layer;
   const CostSetup& setup;
-  const int64_t tp, tokens;
+  const int64_t tp;
+  const int64_t tokens;      ///< of a tensor-parallel group
   const int64_t own_tokens;  ///< of a device between the halves
   const int64_t hidden;
   const int64_t cast;  ///< bytes of what a matmul takes

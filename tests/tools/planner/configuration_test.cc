@@ -59,7 +59,21 @@ TEST_CASE("planner: hostile --fix is refused in words") {
   refused("pp=99999999999", "`fix`: pp must be a whole number of at least 1, as in pp=1");
   refused("tp=2,tp=2", "`fix`: has tp twice");
   refused("zero=3", "`fix`: zero must be 0, 1 or 2");
-  refused("cp=2", "`fix`: cp other than 1 is not looked at; leave it out");
+}
+
+TEST_CASE("planner: long sequences are split too, and the GPUs are those of all parts") {
+  PlanRequest request = SmallMoe(16);
+  Rejected rejected;
+  for (const Configuration& each : ConfigurationsOf(request, &rejected)) CHECK(each.cp == 1);
+  request.sequence = 8192;
+  int split = 0;
+  for (const Configuration& each : ConfigurationsOf(request, &rejected)) {
+    split += each.cp == 2 ? 1 : 0;
+    CHECK(each.tp * each.cp * each.pp * each.dp == 16);
+    CHECK(each.replicas() * each.pp * each.parallel().devices() == 16);
+    CHECK(each.dp * each.micro_batch * each.microbatches == request.global_batch);
+  }
+  CHECK(split > 0);
 }
 
 TEST_CASE("planner: without a configuration the error says which field to change") {

@@ -23,6 +23,7 @@ namespace {
 PlannerResult Found(PlanRequest request, Framework framework,
                     const std::vector<std::string>& only = {}) {
   request.framework = framework;
+  request.optimizer = &FindOptimizer(OptimizerOf(framework));
   request.schedules = SchedulesFor(framework, only);
   return FindPlans(request);
 }
@@ -103,6 +104,43 @@ TEST_CASE("launch: Megatron's arguments are the configuration of the row, and of
   CHECK(split);
   CHECK(rounds);
   CHECK(sharded);
+}
+
+TEST_CASE("launch: an optimizer becomes the flags of a framework, or is refused") {
+  PlanRequest request = SmallDense(8);
+  request.fixed = ParseFixed("pp=4,tp=1");
+  for (const auto& [optimizer, flags] : std::map<std::string, std::map<std::string, std::string>>{
+           {"adam", {}},
+           {"adam-bf16", {{"--exp-avg-dtype", "bf16"}, {"--exp-avg-sq-dtype", "bf16"}}},
+           {"adam-8bit", {{"--exp-avg-dtype", "fp8"}, {"--exp-avg-sq-dtype", "fp8"}}},
+           {"muon", {{"--optimizer", "muon"}}}}) {
+    CAPTURE(optimizer);
+    const PlannerRow row = Found(request, Framework::kMegatron, {"1f1b"}).rows.at(0);
+    request.framework = Framework::kMegatron;
+    request.optimizer = &FindOptimizer(optimizer);
+    auto arguments = Arguments(TextOf(request, row, "megatron.args"));
+    CHECK(arguments.contains("--use-precision-aware-optimizer") ==
+          flags.contains("--exp-avg-dtype"));
+    for (const char* key : {"--exp-avg-dtype", "--exp-avg-sq-dtype", "--optimizer"}) {
+      CHECK(arguments.contains(key) == flags.contains(key));
+      if (flags.contains(key)) CHECK(arguments[key] == flags.at(key));
+    }
+  }
+  const auto flaw = [](Framework framework, const char* optimizer, int zero, int cp = 1) {
+    return FlawFor({.framework = framework, .zero = zero, .optimizer = optimizer}, {.cp = cp},
+                   "1f1b");
+  };
+  CHECK(flaw(Framework::kMegatron, "adam-bf16", 0) ==
+        "it shortens moments only with ZeRO; take `optimizer` adam");
+  CHECK(flaw(Framework::kMegatron, "adam-bf16", 1).empty());
+  CHECK(flaw(Framework::kMegatron, "adam-all-bf16", 1) ==
+        "it keeps parameters in fp32, too; take another `optimizer`");
+  CHECK(flaw(Framework::kTorch, "adam", 0) == "train.py has no other optimizer than adam-all-bf16");
+  CHECK(flaw(Framework::kTorch, "adam-all-bf16", 0).empty());
+  CHECK(flaw(Framework::kTorch, "adam-all-bf16", 0, 2) == "it does not split sequences; fix cp=1");
+  CHECK(flaw(Framework::kTorchtitan, "muon", 0) ==
+        "its flags have no such optimizer; take `optimizer` adam or adam-all-bf16");
+  CHECK(flaw(Framework::kTorchtitan, "adam-all-bf16", 0, 2).empty());
 }
 
 TEST_CASE("launch: a search for a framework has only plans that its exporter takes") {

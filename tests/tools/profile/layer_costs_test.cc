@@ -309,6 +309,117 @@ TEST_SUITE("unit") {
     CHECK(ParametersOf(ReadHfConfig(huge, "c.json")).model > 0x1p66);
   }
 
+  TEST_CASE("layer costs: devices that split a sequence share its work and hold all parameters") {
+    for (const char* name : {"llama-3.1-8b", "deepseek-v3", "gpt-oss-120b"}) {
+      CAPTURE(name);
+      const ModelShape model = PublishedModel(name);
+      CostSetup whole = SetupOn("h100"), half = SetupOn("h100");
+      whole.sequence = half.sequence = 32768;
+      half.context_parallel = 2;
+      const ModelCosts one = CostsOf(model, whole), two = CostsOf(model, half);
+      for (size_t i = 0; i < one.layers.size(); ++i) {
+        const LayerEstimate &a = one.layers[i], &b = two.layers[i];
+        CHECK(a.parameter_bytes == b.parameter_bytes);
+        CHECK(a.activation_bytes == 2 * b.activation_bytes);
+        CHECK(a.output_bytes == 2 * b.output_bytes);
+        // Alike but for reading the parameters.
+        CHECK(a.f >= b.f);
+        for (size_t p = 0; p < a.work.parts.size(); ++p) {
+          CHECK(a.work.parts[p].f.flops == 2 * b.work.parts[p].f.flops);
+          CHECK(a.work.parts[p].f.ring == 0);
+        }
+      }
+    }
+    // Keys and values of 16384 tokens, 8 heads of 128 each, from one device to the other.
+    CostSetup setup = SetupOn("h100");
+    setup.sequence = 32768;
+    setup.context_parallel = 2;
+    const auto attention = [&] {
+      const ModelCosts costs = CostsOf(PublishedModel("llama-3.1-8b"), setup);
+      const LayerEstimate& layer = LayerNamed(costs, "dense");
+      for (size_t i = 0; i < layer.times.size(); ++i) {
+        if (layer.work.parts[i].name == "attention") {
+          CHECK(layer.work.parts[i].f.ring == 16384.0 * 2048 * 2);
+          CHECK(layer.work.parts[i].b.ring == 2 * layer.work.parts[i].f.ring);
+          return layer.times[i].f;
+        }
+      }
+      return Time{0};
+    };
+    const Time hidden = attention();
+    setup.efficiency[static_cast<size_t>(WorkKind::kP2p)] = 1e-4;
+    CHECK(attention() > hidden);
+    CHECK(attention() == kNodeLatency + TicksOf(16384.0 * 2048 * 2 / (450e9 * 1e-4)));
+    setup.context_parallel = 3;
+    CHECK(Failure([&] { CostsOf(PublishedModel("llama-3.1-8b"), setup); }) ==
+          "`cp`: sequences of 32768 tokens do not divide into 2 x 3 parts");
+    setup.context_parallel = 2;
+    ModelShape linear = PublishedModel("llama-3.1-8b");
+    linear.layers[3].linear = {.heads = 16, .value_dim = 64, .key_heads = 16, .key_dim = 64};
+    CHECK(
+        Failure([&] { CostsOf(linear, setup); }) ==
+        "`cp`: the model has linear mixers, whose state passes from token to token; leave it out");
+  }
+
+  TEST_CASE("layer costs: each optimizer keeps its bytes of each parameter") {
+    const ModelShape model = PublishedModel("llama-3.1-8b");
+    CostSetup setup = SetupOn("h100");
+    const ModelCosts adam = CostsOf(model, setup);
+    for (const OptimizerSheet& optimizer : kOptimizers) {
+      CAPTURE(optimizer.name);
+      setup.optimizer = &FindOptimizer(optimizer.name);
+      const ModelCosts costs = CostsOf(model, setup);
+      for (size_t i = 0; i < costs.layers.size(); ++i) {
+        const LayerEstimate& layer = costs.layers[i];
+        const double parameters = layer.work.parameters, matrices = layer.work.matrix_parameters;
+        CHECK(layer.parameter_bytes == adam.layers[i].parameter_bytes);
+        CHECK(layer.gradient_bytes == static_cast<int64_t>(parameters) * optimizer.gradient);
+        CHECK(layer.optimizer_bytes ==
+              static_cast<int64_t>(matrices) * optimizer.of_matrices +
+                  static_cast<int64_t>(parameters - matrices) * optimizer.of_others);
+        CHECK(layer.f == adam.layers[i].f);
+      }
+      // All of a layer but its two norms are matrices, none of the embedding and the head.
+      const LayerEstimate& layer = LayerNamed(costs, "dense");
+      CHECK(layer.work.parameters - layer.work.matrix_parameters == 2 * 4096);
+      CHECK(LayerNamed(costs, "head").work.matrix_parameters == 0);
+      CHECK(LayerNamed(costs, "embedding").work.matrix_parameters == 0);
+    }
+    // 8 x 4096 x 4096 x 14336 and 2 x 4096^3 are the largest of five iterations.
+    setup.optimizer = &FindOptimizer("muon");
+    const WorkOfLayer work = BlockWork(model, setup, model.layers[0]);
+    const auto iteration = [](double shorter, double longer) {
+      return 4 * shorter * shorter * longer + 2 * shorter * shorter * shorter;
+    };
+    CHECK(work.orthogonal_flops == 5 * (iteration(4096, 6144) + iteration(4096, 4096) +
+                                        iteration(4096, 28672) + iteration(4096, 14336)));
+    CHECK(Failure([] { FindOptimizer("adamw"); }) ==
+          "`optimizer`: must be one of adam, adam-bf16, adam-8bit, adam-all-bf16, muon, is "
+          "\"adamw\"");
+  }
+
+  TEST_CASE("layer costs: frameworks keep more than kernels must") {
+    const ModelShape model = PublishedModel("qwen3-235b-a22b");
+    CostSetup setup = SetupOn("h100");
+    const auto kept = [&](Activations activations, const char* layer) {
+      setup.activations = activations;
+      return LayerNamed(CostsOf(model, setup), layer).activation_bytes;
+    };
+    const int64_t tokens = 4096, rows = 8 * tokens;
+    const int64_t block = kept(Activations::kIdeal, "moe"),
+                  head = kept(Activations::kIdeal, "head");
+    CHECK(kept(Activations::kMegatron, "moe") == block);
+    CHECK(kept(Activations::kMegatron, "head") == head + tokens * 151936 * 2);
+    CHECK(kept(Activations::kTorch, "moe") == block + rows * (1536 + 4096) * 2);
+    CHECK(kept(Activations::kTorch, "head") == head + tokens * 151936 * 2);
+    for (const Activations each :
+         {Activations::kIdeal, Activations::kMegatron, Activations::kTorch}) {
+      CHECK(ParseActivations(Name(each)) == each);
+    }
+    CHECK(Failure([] { ParseActivations("eager"); }) ==
+          "`activations`: must be ideal, megatron or torch, is \"eager\"");
+  }
+
   TEST_CASE("layer costs: efficiencies are read and refused") {
     Efficiencies shares = DefaultEfficiencies(false);
     ParseEfficiencies("matmul=0.25,all-to-all=1", &shares);

@@ -70,7 +70,7 @@ std::vector<int64_t> ReadStageBytes(const std::optional<JsonCursor>& field) {
 
 void ReadSharing(const JsonCursor& memory, MemoryCost* cost) {
   if (const auto zero = memory.Optional("zero")) {
-    cost->zero = static_cast<int>(zero->Integer("a stage of ZeRO", 0, 2));
+    cost->zero = static_cast<int>(zero->Integer("a stage of ZeRO", 0, 3));
   }
   if (const auto bytes = memory.Optional("workspace_bytes")) {
     cost->workspace_bytes = ReadBytes(*bytes);

@@ -105,7 +105,7 @@ struct MemoryCost {
   /// input; -1: not given (InputBytes).
   int64_t input_bytes = -1;
   /// How far replicas share what they would hold alike (ZeRO, arXiv 1910.02054, section 5): the
-  /// optimizer state from 1 on, the gradients from 2 on.
+  /// optimizer state from 1 on, the gradients from 2 on, the parameters at 3.
   int zero = 0;
   int64_t workspace_bytes = 0;  ///< of a rank, beside all that is counted: libraries, fragments
   /// activation_bytes and w_stash_bytes of each stage; empty: every stage alike.

@@ -1,6 +1,7 @@
 #include "compiler/simulate/memory.h"
 
 #include <algorithm>
+#include <functional>
 #include <map>
 #include <numeric>
 #include <tuple>
@@ -284,7 +285,30 @@ std::vector<int64_t> MessageBytesOfRank(const Plan& plan, const CommCost& comm) 
   return bytes;
 }
 
-std::vector<MemoryFigures> FixedOf(const Plan& plan, const CostModel& costs) {
+/// Shared parameters of the largest kGatheredStages of these stages.
+int64_t Gathered(const MemoryCost& memory, const std::vector<int>& stages, const Copies& copies) {
+  if (memory.parameter_bytes.empty()) return 0;
+  std::vector<int64_t> bytes;
+  for (const int s : stages) {
+    const auto of_stage = [s](const std::vector<int64_t>& list) {
+      return list[list.size() == 1 ? 0 : static_cast<size_t>(s)];
+    };
+    const int64_t all = of_stage(memory.parameter_bytes);
+    if (memory.parameter_rest.empty()) {
+      bytes.push_back(std::min(copies.experts, copies.rest) > 1 ? all : 0);
+      continue;
+    }
+    const int64_t rest = of_stage(memory.parameter_rest);
+    bytes.push_back((copies.rest > 1 ? rest : 0) + (copies.experts > 1 ? all - rest : 0));
+  }
+  std::ranges::sort(bytes, std::greater());
+  bytes.resize(std::min(bytes.size(), kGatheredStages));
+  return std::accumulate(bytes.begin(), bytes.end(), int64_t{0});
+}
+
+}  // namespace
+
+std::vector<MemoryFigures> FixedMemoryOf(const Plan& plan, const CostModel& costs) {
   const MemoryCost memory = costs.memory.value_or(MemoryCost{});
   for (const StateBytes& state : kStateBytes) {
     CheckStages(state.key, memory.*state.of_stages, plan.stages);
@@ -304,7 +328,8 @@ std::vector<MemoryFigures> FixedOf(const Plan& plan, const CostModel& costs) {
   const auto& [parameters, gradients, optimizer] = kStateBytes;
   std::vector<MemoryFigures> ranks(static_cast<size_t>(plan.ranks));
   for (size_t r = 0; r < ranks.size(); ++r) {
-    ranks[r].parameters = SumOf(memory.*parameters.of_stages, stages[r]);
+    ranks[r].parameters = held(parameters, r, 3);
+    if (memory.zero == 3) ranks[r].gathered = Gathered(memory, stages[r], copies);
     ranks[r].gradients = held(gradients, r, 2);
     ranks[r].optimizer = held(optimizer, r, 1);
     ranks[r].workspace = memory.workspace_bytes;
@@ -313,18 +338,16 @@ std::vector<MemoryFigures> FixedOf(const Plan& plan, const CostModel& costs) {
   return ranks;
 }
 
-}  // namespace
-
 std::vector<int64_t> RoomForActivations(const Plan& frame, const CostModel& costs,
                                         std::vector<int64_t> devices) {
-  const std::vector<MemoryFigures> ranks = FixedOf(frame, costs);
+  const std::vector<MemoryFigures> ranks = FixedMemoryOf(frame, costs);
   CF_ASSERT(devices.size() == ranks.size());
   for (size_t r = 0; r < ranks.size(); ++r) devices[r] -= ranks[r].fixed();
   return devices;
 }
 
 std::vector<MemoryFigures> MemoryOf(const Plan& plan, const CostModel& costs) {
-  std::vector<MemoryFigures> ranks = FixedOf(plan, costs);
+  std::vector<MemoryFigures> ranks = FixedMemoryOf(plan, costs);
   const RecomputedCells recomputed(plan);
   MemoryWalk walk(plan, costs, recomputed);
   for (size_t r = 0; r < ranks.size(); ++r) {
@@ -370,6 +393,8 @@ std::string Breakdown(const MemoryFigures& figures) {
   }
   const std::pair<const char*, std::optional<int64_t>> beside[] = {
       {"parameters", figures.parameters},
+      {"gathered parameters",
+       figures.gathered > 0 ? std::optional(figures.gathered) : std::nullopt},
       {"gradients", figures.gradients},
       {"optimizer state", figures.optimizer},
       {"messages", figures.messages > 0 ? std::optional(figures.messages) : std::nullopt},

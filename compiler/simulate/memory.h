@@ -11,11 +11,16 @@
 
 namespace contraflow {
 
+/// Stages of a rank whose shared parameters are whole at a time: one at work, one on its way.
+inline constexpr size_t kGatheredStages = 2;
+
 /// Bytes of one rank (of one device, where a rank is a group of them) before anything runs.
 struct MemoryFigures {
   /// Bytes of all copies of stages that the rank holds; none where the costs do not say. Replicas
   /// that share them (MemoryCost::zero) hold a part each.
   std::optional<int64_t> parameters, gradients, optimizer;
+  /// Bytes of whole stages that are put together from the parts at a time: kGatheredStages of them.
+  int64_t gathered = 0;
   int64_t workspace = 0;  ///< MemoryCost::workspace_bytes
   /// Below level buffer: one message to and from each neighbour at a time. At it they have an
   /// arena.
@@ -28,8 +33,8 @@ struct MemoryFigures {
 
   /// Bytes that are there before any activation.
   int64_t fixed() const {
-    return parameters.value_or(0) + gradients.value_or(0) + optimizer.value_or(0) + workspace +
-           messages;
+    return parameters.value_or(0) + gathered + gradients.value_or(0) + optimizer.value_or(0) +
+           workspace + messages;
   }
   int64_t total() const { return fixed() + peak; }
 };
@@ -39,6 +44,9 @@ struct MemoryFigures {
 /// stash up to the end of W (all zero where the costs have no activation_bytes). The plan must be
 /// sound.
 std::vector<MemoryFigures> MemoryOf(const Plan& plan, const CostModel& costs);
+
+/// The same without any activation. The plan may be a frame, which has routes and no programs.
+std::vector<MemoryFigures> FixedMemoryOf(const Plan& frame, const CostModel& costs);
 
 /// Room for activations on each rank of these routes, of devices with so many bytes, one each: the
 /// fixed bytes of the rank taken off. Less than 1 where there is no room.

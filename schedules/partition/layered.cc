@@ -188,8 +188,9 @@ void CheckDevicesForLayers(const Spec& spec, const SearchControl& control) {
   const CostModel whole = layers.Make({layers.layers()});
   if (!whole.memory) return;
   const MemoryCost& memory = *whole.memory;
-  int64_t least = (spec.ranks - 1) * memory.workspace_bytes -
-                  RoomForActivations(SingleRank(spec), whole, {0}).front();
+  const MemoryFigures held = FixedMemoryOf(SingleRank(spec), whole).front();
+  // Parameters that are gathered are those of single stages.
+  int64_t least = (spec.ranks - 1) * memory.workspace_bytes + held.fixed() - held.gathered;
   const bool bought = spec.recompute.choice != Recompute::Choice::kNone ||
                       spec.offload.choice != Offload::Choice::kNone;
   if (!bought) least += memory.activation(0);

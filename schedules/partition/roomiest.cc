@@ -5,6 +5,7 @@
 #include "schedules/partition/roomiest.h"
 
 #include <algorithm>
+#include <array>
 #include <limits>
 #include <unordered_map>
 #include <utility>
@@ -52,7 +53,7 @@ class RoomiestSearch {
     AddAll(partition, &held);
     const std::vector<int64_t> nothing(held.fixed.size(), 0);
     beside_ = RoomForActivations(frame, OnRanks(even, frame), nothing);
-    for (size_t r = 0; r < beside_.size(); ++r) beside_[r] = -beside_[r] - held.fixed[r];
+    for (size_t r = 0; r < beside_.size(); ++r) beside_[r] = -beside_[r] - held.FixedOn(r);
   }
 
   Roominess Find() {
@@ -69,19 +70,21 @@ class RoomiestSearch {
   struct Held {
     explicit Held(const Plan& frame)
         : fixed(static_cast<size_t>(frame.ranks), 0),
+          gathered(fixed.size(), {0, 0}),
           kept(frame.routes.size(), std::vector<int64_t>(fixed.size(), 0)) {}
 
-    std::vector<int64_t> fixed;              // by rank
+    int64_t FixedOn(size_t r) const { return fixed[r] + gathered[r][0] + gathered[r][1]; }
+
+    std::vector<int64_t> fixed;  // by rank, without parameters that are gathered
+    std::vector<std::array<int64_t, kGatheredStages>> gathered;  // of the largest stages, by rank
     std::vector<std::vector<int64_t>> kept;  // of each route's micro-batch, by rank
     int64_t peak = 0;                        // of activations, on any rank
   };
 
   /// Parameters and their states of a stage with the layers i..j-1.
-  int64_t Fixed(int i, int j) {
-    const auto [at, unknown] = fixed_.try_emplace(int64_t{i} * (count_ + 1) + j, 0);
-    if (unknown) {
-      at->second = -RoomForActivations(alone_, layers_.Segment(i, j), {0}).front() - workspace_;
-    }
+  const MemoryFigures& Fixed(int i, int j) {
+    const auto [at, unknown] = fixed_.try_emplace(int64_t{i} * (count_ + 1) + j);
+    if (unknown) at->second = FixedMemoryOf(alone_, layers_.Segment(i, j)).front();
     return at->second;
   }
 
@@ -89,7 +92,7 @@ class RoomiestSearch {
     const auto at = static_cast<size_t>(s);
     const int64_t whole = std::max<int64_t>(
         1, activation_[static_cast<size_t>(j)] - activation_[static_cast<size_t>(i)]);
-    const int64_t fixed = Fixed(i, j);
+    const MemoryFigures& fixed = Fixed(i, j);
     int before = -1;
     for (size_t route = 0; route < frame_.routes.size(); ++route) {
       const int rank = frame_.routes[route].ranks[at];
@@ -98,7 +101,12 @@ class RoomiestSearch {
       held->peak = std::max(held->peak, kept + whole);
       kept += recomputes_ ? std::min(whole, s == 0 ? first_input_ : input_) : whole;
       // A stage that both routes have there has one copy.
-      if (rank != before) held->fixed[here] += fixed;
+      if (rank != before) {
+        held->fixed[here] += fixed.fixed() - fixed.gathered - workspace_;
+        auto& [largest, second] = held->gathered[here];
+        second = std::max(second, std::min(largest, fixed.gathered));
+        largest = std::max(largest, fixed.gathered);
+      }
       before = rank;
     }
   }
@@ -114,7 +122,7 @@ class RoomiestSearch {
   int64_t Excess(const Held& held) const {
     int64_t room = spec_.memory_limit.value_or(kUnlimited);
     for (size_t r = 0; r < devices_.size(); ++r) {
-      room = std::min(room, devices_[r] - held.fixed[r] - beside_[r]);
+      room = std::min(room, devices_[r] - held.FixedOn(r) - beside_[r]);
     }
     return held.peak - room;
   }
@@ -168,8 +176,8 @@ class RoomiestSearch {
   std::vector<int64_t> devices_;
   const bool recomputes_;
   const Plan alone_;
-  std::vector<int64_t> activation_;             // of the layers before the i-th
-  std::unordered_map<int64_t, int64_t> fixed_;  // by first and last layer
+  std::vector<int64_t> activation_;                   // of the layers before the i-th
+  std::unordered_map<int64_t, MemoryFigures> fixed_;  // by first and last layer
   int64_t first_input_ = 0, input_ = 0, workspace_ = 0;
   std::vector<int64_t> beside_;  // by rank
   Roominess best_;

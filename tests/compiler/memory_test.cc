@@ -79,6 +79,26 @@ TEST_SUITE("unit") {
     CHECK(held(2) == std::pair<std::optional<int64_t>, std::optional<int64_t>>(5, 5));
   }
 
+  TEST_CASE("shared parameters are whole for two stages of a rank at a time") {
+    CostModel costs = Bytes(10, 4);
+    costs.memory->parameter_bytes = {10, 20, 30, 40, 50, 60};
+    costs.memory->zero = 3;
+    Spec spec = MakeSpec("interleaved-1f1b", 2, 4, costs);
+    spec.chunks = 3;
+    const auto rank = [&] { return MemoryOf(PlanOf(spec, Level::kComm), costs)[0]; };
+    // One replica has nothing to share.
+    CHECK(rank().parameters == 10 + 30 + 50);
+    CHECK(rank().gathered == 0);
+    spec.data_parallel = 4;
+    CHECK(rank().parameters == 23);
+    CHECK(rank().gathered == 30 + 50);
+    CHECK(rank().fixed() == 23 + 80 + rank().messages);
+    spec.chunks = 1;
+    spec.schedule = "1f1b";
+    costs.memory->parameter_bytes = spec.costs.memory->parameter_bytes = {10, 20};
+    CHECK(rank().gathered == 10);
+  }
+
   TEST_CASE("a rank sends nothing to itself") {
     CostModel costs = Bytes(10, 4);
     costs.comm.bytes = 100;

@@ -28,7 +28,7 @@ CostModel RandomBytes(std::mt19937_64* random, int stages) {
   MemoryCost memory = {.activation_bytes = draw(1, 20)};
   memory.w_stash_bytes = draw(0, static_cast<int>(memory.activation_bytes));
   memory.workspace_bytes = draw(0, 5);
-  memory.zero = draw(0, 2);
+  memory.zero = draw(0, 3);
   for (int s = 0; s < stages; ++s) {
     memory.parameter_bytes.push_back(draw(0, 30));
     memory.gradient_bytes.push_back(draw(0, 60));
@@ -58,16 +58,19 @@ int64_t MostHeld(const Plan& plan, const CostModel& costs) {
   int64_t most = 0;
   for (int r = 0; r < plan.ranks; ++r) {
     int64_t parameters = 0, gradients = 0, optimizer = 0, held = 0, peak = 0, edges = 0;
-    int64_t rest_gradients = 0, rest_optimizer = 0;
+    int64_t rest_parameters = 0, rest_gradients = 0, rest_optimizer = 0;
+    std::vector<int> stages;
     for (int s = 0; s < plan.stages; ++s) {
       const auto at = static_cast<size_t>(s);
       bool here = false;
       for (const Route& route : plan.routes) here = here || route.ranks[at] == r;
       if (!here) continue;
+      stages.push_back(s);
       parameters += memory.parameter_bytes[at];
       gradients += memory.gradient_bytes[at];
       optimizer += memory.optimizer_bytes[at];
       if (memory.optimizer_rest.empty()) continue;
+      rest_parameters += memory.parameter_rest[at];
       rest_gradients += memory.gradient_rest[at];
       rest_optimizer += memory.optimizer_rest[at];
     }
@@ -95,9 +98,26 @@ int64_t MostHeld(const Plan& plan, const CostModel& costs) {
       if (memory.optimizer_rest.empty()) return up(bytes, std::min(hold_rest, hold_expert));
       return up(bytes - rest, hold_expert) + up(rest, hold_rest);
     };
-    most = std::max(most, parameters + part(gradients, rest_gradients, 2) +
-                              part(optimizer, rest_optimizer, 1) + peak + edges * costs.comm.bytes +
-                              memory.workspace_bytes);
+    // The two stages whose shared parameters are the most, whole.
+    int64_t gathered = 0;
+    const auto shared = [&](int s) {
+      const auto at = static_cast<size_t>(s);
+      const int64_t all = memory.parameter_bytes[at];
+      if (memory.parameter_rest.empty()) return std::min(hold_rest, hold_expert) > 1 ? all : 0;
+      const int64_t rest = memory.parameter_rest[at];
+      return (hold_rest > 1 ? rest : 0) + (hold_expert > 1 ? all - rest : 0);
+    };
+    for (const int one : stages) {
+      gathered = std::max(gathered, shared(one));
+      for (const int other : stages) {
+        if (one != other) gathered = std::max(gathered, shared(one) + shared(other));
+      }
+    }
+    if (memory.zero < 3) gathered = 0;
+    most =
+        std::max(most, part(parameters, rest_parameters, 3) + gathered +
+                           part(gradients, rest_gradients, 2) + part(optimizer, rest_optimizer, 1) +
+                           peak + edges * costs.comm.bytes + memory.workspace_bytes);
   }
   return most;
 }

@@ -288,8 +288,10 @@ void AddDeviceMemoryOptions(CLI::App* app, DeviceMemoryOption* option) {
       ->type_name("BYTES|none");
   AddInteger(app, "--zero", &option->zero, "N",
              "ZeRO stage: devices that hold the same parameters share the optimizer\nstate (1), "
-             "and gradients too (2): those of experts over replicas\n(--data-parallel), all others "
-             "over the expert group, too (default: what\nthe costs say, else 0)");
+             "gradients too (2), and parameters, of which two stages\nare gathered at a time (3): "
+             "those of "
+             "experts over replicas\n(--data-parallel), all others over the expert group, too "
+             "(default: what\nthe costs say, else 0)");
 }
 
 namespace {
@@ -306,9 +308,11 @@ bool Says(const CostModel& costs, std::vector<int64_t> MemoryCost::*of_stages,
 void CheckShared(const CostModel& costs, int64_t zero) {
   const bool optimizer = Says(costs, &MemoryCost::optimizer_bytes, &LayerCost::optimizer_bytes);
   const bool gradients = Says(costs, &MemoryCost::gradient_bytes, &LayerCost::gradient_bytes);
-  if (zero == 0 || optimizer || (zero == 2 && gradients)) return;
+  const bool parameters = Says(costs, &MemoryCost::parameter_bytes, &LayerCost::parameter_bytes);
+  if (zero == 0 || optimizer || (zero >= 2 && gradients) || (zero == 3 && parameters)) return;
   throw Error("`zero`: the costs do not say what replicas would share; give costs with " +
-              std::string(zero == 2 ? "\"gradient_bytes\" and " : "") + "\"optimizer_bytes\"");
+              std::string(zero == 3 ? "\"parameter_bytes\", " : "") +
+              std::string(zero >= 2 ? "\"gradient_bytes\" and " : "") + "\"optimizer_bytes\"");
 }
 
 /// Throws UsageError if no two devices hold the same parameters, as far as the costs know.
@@ -332,8 +336,8 @@ void CheckSharing(const Spec& spec, int64_t zero) {
 void ApplyDeviceMemory(const DeviceMemoryOption& option, Spec* spec) {
   CostModel& costs = spec->costs;
   if (option.zero) {
-    if (*option.zero < 0 || *option.zero > 2) {
-      throw UsageError("`zero`: must be 0, 1 or 2, is " + std::to_string(*option.zero));
+    if (*option.zero < 0 || *option.zero > 3) {
+      throw UsageError("`zero`: must be 0, 1, 2 or 3, is " + std::to_string(*option.zero));
     }
     CheckShared(costs, *option.zero);
     if (*option.zero > 0) CheckSharing(*spec, *option.zero);

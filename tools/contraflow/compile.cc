@@ -10,6 +10,7 @@
 
 #include "compiler/files/plan_io.h"
 #include "compiler/plan/text.h"
+#include "compiler/simulate/memory.h"
 #include "compiler/simulate/simulate.h"
 #include "schedules/partition/made_plans.h"
 #include "schedules/published/rows.h"
@@ -73,6 +74,13 @@ std::string WhatIsLighter(const Spec& spec, const Plan& plan, const CompileOptio
          FormatBytes(FullestRank(*lighter)) + " instead of " + FormatBytes(FullestRank(plan));
 }
 
+/// True if ranks share the parameters of more stages than they have whole at a time.
+bool GathersAgain(const Plan& plan) {
+  if (!plan.costs || !plan.costs->memory || plan.costs->memory->zero < 3) return false;
+  const size_t held = static_cast<size_t>(plan.stages) * plan.routes.size();
+  return held > kGatheredStages * static_cast<size_t>(plan.ranks);
+}
+
 /// Share of its budget beyond which a search says that it took longer.
 constexpr double kOverspent = 1.5;
 
@@ -122,6 +130,10 @@ int RunCompile(const CompileCommand& options) {
   if (!told) WritePlanFile(output, plan);
   progress.reset();
   if (spent > kOverspent) Say(OverspentNote(spent, spec.search.budget));
+  if (GathersAgain(plan)) {
+    Say("contraflow: note: `zero` 3: ranks hold more stages than are gathered at a time; gathering "
+        "one again takes no time here");
+  }
   if (const std::string text = WhatIsLighter(spec, plan, request.options); !text.empty()) Say(text);
   if (told) {
     Print(WhatWasMade(plan, spec.costs, output) + "\n-o FILE keeps the plan, -o - prints it\n");

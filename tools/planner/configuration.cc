@@ -16,7 +16,7 @@ constexpr std::array<std::string_view, 8> kKeys = {"tp", "cp", "ep",          "e
                                                    "pp", "dp", "micro-batch", "zero"};
 /// Larger ones hold more and save little.
 constexpr int kMostMicroBatch = 16;
-constexpr int kMostZero = 2;
+constexpr int kMostZero = 3;
 /// Fewest tokens of a sequence on a device; shorter parts compute less than they send.
 constexpr int64_t kLeastPart = 4096;
 
@@ -134,7 +134,7 @@ FixedValues ParseFixed(std::string_view text) try {
       throw Error(key + " must be a whole number of at least " + std::to_string(least) +
                   ", as in " + key + "=1");
     }
-    if (key == "zero" && *value > kMostZero) throw Error("zero must be 0, 1 or 2");
+    if (key == "zero" && *value > kMostZero) throw Error("zero must be 0, 1, 2 or 3");
     if (!fixed.emplace(key, *value).second) throw Error("has " + key + " twice");
   });
   return fixed;

@@ -83,7 +83,8 @@ std::vector<std::string> AssumptionsOf(const PlanRequest& request) {
           std::to_string(request.optimizer->gradient) + "; activations as " +
           ActivationsText(request.activations),
       "ZeRO-1 where replicas share parameters: in these costs it is never longer than ZeRO-0",
-      "not looked at: ZeRO-2 without --fix, ZeRO-3, offloading; cp only for parts of at least 4096 "
+      "not looked at: ZeRO-2 and ZeRO-3 without --fix, offloading; cp only for parts of at least "
+      "4096 "
       "tokens"};
   if (!request.scaled_by.empty()) {
     lines.push_back("efficiencies are " + Rounded(request.scale, 1000) +

@@ -64,6 +64,7 @@ std::vector<MemoryKind> MemoryKinds(const MemoryFigures& figures, Level level) {
   };
   const auto arena = [&](Arena a) { return figures.arenas[static_cast<size_t>(a)]; };
   if (figures.parameters) add("parameters", "parameters", *figures.parameters);
+  if (figures.gathered > 0) add("gathered", "gathered", figures.gathered);
   if (figures.gradients) add("gradients", "gradients", *figures.gradients);
   if (figures.optimizer) add("optimizer", "optimizer", *figures.optimizer);
   if (figures.workspace > 0) add("workspace", "workspace", figures.workspace);

@@ -58,7 +58,7 @@ TEST_CASE("planner: hostile --fix is refused in words") {
   refused("tp=2=2", "`fix`: tp must be a whole number of at least 1, as in tp=1");
   refused("pp=99999999999", "`fix`: pp must be a whole number of at least 1, as in pp=1");
   refused("tp=2,tp=2", "`fix`: has tp twice");
-  refused("zero=3", "`fix`: zero must be 0, 1 or 2");
+  refused("zero=4", "`fix`: zero must be 0, 1, 2 or 3");
 }
 
 TEST_CASE("planner: long sequences are split too, and the GPUs are those of all parts") {

@@ -21,9 +21,8 @@ struct SearchResult {
 
 /// Event-driven list scheduling with one policy after the other (policy.h), until `bound`
 /// is reached or all are tried or the work is spent. Nothing where no policy ends within the
-/// limit. For any placement and any limit that one micro-batch at a time fits in, it finds some,
-/// however much work that takes; with `needed` false, where there is an order already, only within
-/// the work.
+/// limit. With `needed` false, where there is an order already, only within the work; else up to
+/// four times that, until the first order is found.
 std::optional<SearchResult> SearchPolicies(const SearchProblem& problem, Time bound,
                                            SearchWork* work, bool needed = true);
 

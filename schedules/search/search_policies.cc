@@ -70,6 +70,7 @@ class PolicySearch {
         work_(*work),
         needed_(needed),
         left_for_others_(work->left() / 2),
+        most_(work->done() + kNeeded * std::max(work->left(), kLeast)),
         scheduler_(problem),
         several_(problem.several()) {}
 
@@ -98,13 +99,15 @@ class PolicySearch {
   }
 
  private:
+  /// Times the work, and at least so many instructions, that a first order is worth.
+  static constexpr int64_t kNeeded = 4, kLeast = 2'000'000;
   static constexpr int kRuleRounds = 600;
   static constexpr int kBlockRounds = 300;
   static constexpr int kBlockRestarts = 5;
   static constexpr int kFittingPeriods = 8;
 
   bool Done() const {
-    if (!best_ && needed_) return false;
+    if (!best_ && needed_) return work_.done() >= most_;
     return below_ <= bound_ || work_.left() <= left_for_others_;
   }
 
@@ -159,6 +162,7 @@ class PolicySearch {
   SearchWork& work_;
   const bool needed_;
   const int64_t left_for_others_;  // of the work
+  const int64_t most_;             // done where there is no order yet
   ListScheduler scheduler_;
   const bool several_;
   Time below_ = RankQueue::kNever;

@@ -59,7 +59,10 @@ std::string_view MomentsOf(std::string_view optimizer) {
 std::string MegatronArguments(const Launch& launch, const Plan& plan) {
   std::string text = WriteMegatronLayout(plan, {}, launch.micro_batch);
   text += "--seq-length " + std::to_string(launch.sequence) + "\n";
-  if (ParallelOf(plan, *plan.costs).tp > 1) text += "--sequence-parallel\n";
+  if (ParallelOf(plan, *plan.costs).tp > 1) {
+    text += "--sequence-parallel\n";
+    if (launch.tp_overlap) text += "--tp-comm-overlap\n";
+  }
   if (launch.zero > 0) text += "--use-distributed-optimizer\n";
   if (launch.optimizer == "muon") text += "--optimizer muon\n";
   if (const std::string moments(MomentsOf(launch.optimizer)); !moments.empty()) {
@@ -162,6 +165,9 @@ std::string FlawFor(const Launch& launch, const Parallel& parallel, std::string_
       break;
     case Framework::kTorchtitan:
       if (launch.fp8) return "its flags have no fp8; give `dtype` bf16";
+      if (launch.tp_overlap && parallel.tp > 1) {
+        return "it overlaps messages of tp only in compiled models; leave `tp_overlap` out";
+      }
       if (launch.optimizer != "adam" && launch.optimizer != kAllBf16) {
         return "its flags have no such optimizer; take `optimizer` adam or " +
                std::string(kAllBf16);

@@ -22,6 +22,7 @@ struct Launch {
   int64_t sequence = 0;  ///< tokens
   int zero = 0;
   bool fp8 = false;
+  bool tp_overlap = false;  ///< messages of tensor parallelism run beside matmuls
   bool experts = false;            ///< the model has experts
   std::string optimizer = "adam";  ///< as --optimizer of `contraflow plan` takes it
 };

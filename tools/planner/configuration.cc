@@ -152,6 +152,7 @@ CostSetup PlanRequest::SetupOf(const Configuration& configuration) const {
   setup.sequence = sequence;
   setup.micro_batch = configuration.micro_batch;
   setup.fp8 = fp8;
+  setup.tp_overlap = tp_overlap;
   setup.optimizer = optimizer;
   setup.activations = activations;
   setup.workspace = workspace;
@@ -168,6 +169,7 @@ Launch PlanRequest::LaunchOf(const Configuration& configuration) const {
           .sequence = sequence,
           .zero = configuration.zero,
           .fp8 = fp8,
+          .tp_overlap = tp_overlap,
           .experts = model.has_experts(),
           .optimizer = std::string(optimizer->name)};
 }

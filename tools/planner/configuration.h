@@ -52,6 +52,7 @@ struct PlanRequest {
   int global_batch = 0;  ///< sequences of a step
   int64_t sequence = 4096;
   bool fp8 = false;
+  bool tp_overlap = false;  ///< as in CostSetup
   const OptimizerSheet* optimizer = &kOptimizers[0];
   Activations activations = Activations::kIdeal;
   int64_t workspace = 0;       ///< bytes, as in CostSetup

@@ -80,6 +80,7 @@ PlanRequest ResolvePlan(const PlanFlags& flags) {
   request.global_batch = flags.global_batch;
   request.sequence = flags.seq;
   request.fp8 = flags.dtype == "fp8";
+  request.tp_overlap = flags.tp_overlap;
   if (request.fp8 && request.gpu.fp8 == 0) {
     throw Error("`dtype`: the " + request.gpu.name + " has no fp8; use bf16");
   }
@@ -122,6 +123,8 @@ void AddPlanOptions(CLI::App* app, PlanFlags* flags) {
                      "sequences of a step, of all GPUs", 1));
   Require(AddInteger(app, "--seq", &flags->seq, "N", "tokens of a sequence", 1));
   AddChoice(app, "--dtype", &flags->dtype, "bf16|fp8", "what matmuls take (default: bf16)");
+  AddFlag(app, "--tp-overlap", &flags->tp_overlap,
+          "messages of tp run beside matmuls, but for one part of tp");
   AddKeptOptions(app, &flags->kept);
   AddText(app, "--memory", &flags->memory, "BYTES",
           "of a GPU, for all that it holds (default: as the GPU has)");

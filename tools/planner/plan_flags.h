@@ -18,6 +18,7 @@ struct PlanFlags {
                                 budget = "20s";
   KeptFlags kept = {
       .optimizer = "", .activations = "", .workspace = ""};  ///< "": as the framework keeps
+  bool tp_overlap = false;
   int gpus = 0, global_batch = 0, seq = 0, top = 5;
   std::optional<std::string> config = {};  ///< text of the model's config.json, in place of a file
 };

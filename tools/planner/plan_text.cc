@@ -77,6 +77,9 @@ std::vector<std::string> AssumptionsOf(const PlanRequest& request) {
       "MFU: forward and backward FLOPs without recompute, by the GPU's " +
           std::string(request.fp8 ? "fp8" : "bf16") + " peak",
       "all-to-alls overlap with compute as components do; tokens spread evenly over experts",
+      request.tp_overlap ? "messages of tp run beside matmuls, but for one part of tp"
+                         : "messages of tp wait for matmuls and these for them; --tp-overlap where "
+                           "the framework overlaps them",
       "optimizer " + std::string(request.optimizer->name) + ": " +
           std::to_string(request.optimizer->of_matrices) + " bytes a parameter (" +
           std::string(request.optimizer->text) + "), gradients of " +
@@ -188,7 +191,7 @@ std::string WritePlans(const PlanRequest& request, const PlannerResult& result) 
       "mb sequences a micro-batch, M micro-batches of each of dp replicas; memory of the "
       "fullest rank's GPU\n";
   const Rejected& rejected = result.rejected;
-  text += "searched " + Counted(result.searched, "configuration") +
+  text += "compiled " + Counted(result.compiled, "configuration") +
           "; not: " + std::to_string(rejected.shape) + " of other shape, " +
           (rejected.framework > 0 ? std::to_string(rejected.framework) + " that " +
                                         std::string(Name(request.framework)) + " does not run, "

@@ -9,6 +9,7 @@
 #include "compiler/simulate/simulate.h"
 #include "schedules/compile.h"
 #include "schedules/partition/made_plans.h"
+#include "schedules/published/rows.h"
 #include "schedules/registry.h"
 #include "tools/cli/compile_flags.h"
 #include "tools/planner/estimate.h"
@@ -17,17 +18,26 @@
 namespace contraflow {
 namespace {
 
-/// Share of the budget for first looks; the rest is for the best again.
-constexpr double kFirst = 0.6;
-/// Shortest search of a first look, and the share of the budget that it takes.
+/// Shares of the budget up to the end of the scan and of the first searches, where orders are
+/// searched; the rest is for the best again.
+constexpr double kScan = 0.3, kFirst = 0.6;
+/// The same for named schedules, whose plans are made once and for all.
+constexpr double kScanNamed = 0.6, kFirstNamed = 0.9;
+/// Shortest first search, and the share of the budget that it takes.
 constexpr int64_t kLeastLook = 20'000'000, kLooks = 200;
 /// Configurations that are searched again where none of the others fits.
 constexpr size_t kHarder = 3;
-/// Times the budget of first looks that are spent where there are fewer rows than asked for.
+/// Times the budget of the scan that are spent where there are fewer rows than asked for.
 constexpr int64_t kMostOver = 3;
-/// Work of a compilation beside its search, for each entry of the layers and for each of its cells:
-/// nanoseconds, about.
-constexpr int64_t kCompile = 100'000'000, kEntry = 25'000'000, kCell = 50'000;
+
+/// Work of one compilation beside a search, and for each of its cells: nanoseconds, about.
+struct CompileWork {
+  int64_t once, cell;
+};
+constexpr CompileWork kOneStage = {5'000'000, 50'000};      // a stage a rank
+constexpr CompileWork kMoreStages = {30'000'000, 200'000};  // several
+constexpr CompileWork kTuned = {200'000'000, 500'000};      // partitions are tried on orders
+constexpr CompileWork kSearched = {50'000'000, 100'000};    // auto
 
 struct Candidate {
   Configuration configuration;
@@ -36,6 +46,25 @@ struct Candidate {
 
 int64_t CellsOf(const Configuration& configuration) {
   return int64_t{configuration.pp} * configuration.microbatches;
+}
+
+const CompileWork& WorkOf(std::string_view schedule) {
+  if (schedule == kAuto.name) return kSearched;
+  if (schedule == kZbV.name) return kTuned;
+  const bool one = schedule == kGpipe.name || schedule == kOneFOneB.name || schedule == kZb1p.name;
+  return one ? kOneStage : kMoreStages;
+}
+
+int64_t WorkOf(const Configuration& configuration, std::string_view schedule) {
+  const CompileWork& work = WorkOf(schedule);
+  return work.once + work.cell * CellsOf(configuration);
+}
+
+/// Schedule that is tried first: 1F1B where all are searched, else that which is made soonest.
+std::string QuickOf(const std::vector<std::string>& schedules) {
+  if (std::ranges::count(schedules, kAuto.name) > 0) return std::string(kOneFOneB.name);
+  return *std::ranges::min_element(
+      schedules, {}, [](const std::string& schedule) { return WorkOf(schedule).once; });
 }
 
 /// Stages a rank that are tried beside a schedule's own where a framework has few schedules.
@@ -48,13 +77,14 @@ class PlanSearch {
 
   PlannerResult Run() {
     Collect();
-    const auto first = static_cast<int64_t>(kFirst * static_cast<double>(request_.budget));
-    LookAtAll(first);
+    Scan(ShareOf(searches() ? kScan : kScanNamed));
     if (rows_.empty()) LookHarder();
     if (rows_.empty()) RefuseAll();
-    result_.searched = static_cast<int>(rows_.size());
+    result_.compiled = static_cast<int>(rows_.size());
+    if (request_.schedules != std::vector{quick_})
+      SearchFirst(ShareOf(searches() ? kFirst : kFirstNamed));
     SortRows();
-    SearchBest(request_.budget - first);
+    SearchBest();
     SortRows();
     if (rows_.size() > request_.top) rows_.resize(request_.top);
     for (PlannerRow& row : rows_) Describe(&row);
@@ -72,11 +102,11 @@ class PlanSearch {
     report_(done, best == rows_.end() ? nullptr : &*best);
   }
 
-  /// Work of one compilation.
-  int64_t WorkOf(const Configuration& configuration, int64_t budget) {
-    const auto entries = static_cast<int64_t>(costs_.Of(configuration).layers.size());
-    return budget + kCompile + kEntry * entries + kCell * CellsOf(configuration);
+  int64_t ShareOf(double share) const {
+    return static_cast<int64_t>(share * static_cast<double>(request_.budget));
   }
+  /// True if orders are searched, not only those of named schedules made.
+  bool searches() const { return std::ranges::count(request_.schedules, kAuto.name) > 0; }
 
   /// Candidates whose parameters fit, the most promising first.
   void Collect() {
@@ -104,8 +134,9 @@ class PlanSearch {
     std::ranges::stable_sort(candidates_, {}, [](const Candidate& c) { return c.estimate.guess; });
   }
 
-  void LookAtAll(int64_t budget) {
-    const int64_t look = std::max(kLeastLook, request_.budget / kLooks);
+  /// Makes a row of each configuration, the most promising first, of the quick schedule or, where
+  /// that does not fit, of the named ones. Plans are not kept, for they are many and large.
+  void Scan(int64_t budget) {
     for (const Candidate& candidate : candidates_) {
       if (stopped() && !rows_.empty()) return;
       if (!rows_.empty() && candidate.estimate.bound > best_) {
@@ -118,9 +149,13 @@ class PlanSearch {
         ++result_.rejected.budget;
         continue;
       }
-      Report(kFirst * std::min(1.0, static_cast<double>(spent_) / static_cast<double>(budget)));
-      if (std::optional<PlannerRow> row = BestOf(candidate, look)) {
+      Report(kScan * std::min(1.0, static_cast<double>(spent_) / static_cast<double>(budget)));
+      made_.emplace();
+      std::optional<PlannerRow> row = BestOf(candidate, {quick_}, 0);
+      if (!row && !searches()) row = BestOf(candidate, request_.schedules, 0);
+      if (row) {
         best_ = std::min(best_, row->step);
+        row->plan = {};
         rows_.push_back(*std::move(row));
       } else {
         ++(flawed_ ? result_.rejected.framework : result_.rejected.memory);
@@ -128,34 +163,57 @@ class PlanSearch {
     }
   }
 
+  /// Searches rows for a short while, in the order of the mean of their step and their bound.
+  void SearchFirst(int64_t budget) {
+    std::ranges::stable_sort(rows_, {}, [](const PlannerRow& row) { return row.step + row.bound; });
+    const int64_t look = std::max(kLeastLook, request_.budget / kLooks);
+    for (PlannerRow& row : rows_) {
+      if (stopped() || spent_ >= budget) return;
+      if (row.bound > best_) continue;
+      Report(std::min(kFirst, static_cast<double>(spent_) / static_cast<double>(request_.budget)));
+      SearchRow(look, &row);
+      best_ = std::min(best_, row.step);
+    }
+  }
+
+  /// Replaces a row by the shortest that the schedules of the request have, if that is shorter.
+  void SearchRow(int64_t budget, PlannerRow* row) {
+    made_.emplace();
+    const Candidate candidate = {row->configuration, costs_.EstimateOf(row->configuration)};
+    std::optional<PlannerRow> found = BestOf(candidate, request_.schedules, budget);
+    if (found && found->step < row->step) *row = *std::move(found);
+  }
+
   /// Searches the configurations that need least memory, whether 1F1B fits or not.
   void LookHarder() {
-    thorough_ = true;
     std::ranges::stable_sort(candidates_, {}, [](const Candidate& candidate) {
       return candidate.estimate.fixed + candidate.estimate.one_batch;
     });
     for (size_t i = 0; i < std::min(kHarder, candidates_.size()) && !stopped(); ++i) {
       if (!rows_.empty() && spent_ >= request_.budget) return;
-      if (std::optional<PlannerRow> row = BestOf(candidates_[i], kLeastLook)) {
+      made_.emplace();
+      if (std::optional<PlannerRow> row = BestOf(candidates_[i], request_.schedules, kLeastLook)) {
         rows_.push_back(*std::move(row));
       }
     }
   }
 
-  /// Searches the best rows again.
-  void SearchBest(int64_t budget) {
+  /// Searches the best rows again, with all that is left of the budget.
+  void SearchBest() {
     deep_ = true;
     const size_t count = std::min(rows_.size(), request_.top);
-    for (size_t i = 0; i < count && !stopped(); ++i) {
+    for (size_t i = 0; i < count; ++i) {
       Report(kFirst + (1 - kFirst) * static_cast<double>(i) / static_cast<double>(count));
-      const Configuration configuration = rows_[i].configuration;
-      const Candidate candidate = {configuration, costs_.EstimateOf(configuration)};
-      const int64_t share = budget / static_cast<int64_t>(count);
-      const auto schedules = static_cast<int64_t>(request_.schedules.size());
-      const int64_t search =
-          std::max(rows_[i].budget, (share - WorkOf(configuration, 0)) / schedules);
-      std::optional<PlannerRow> row = BestOf(candidate, search);
-      if (row && row->step < rows_[i].step) rows_[i] = *std::move(row);
+      PlannerRow& row = rows_[i];
+      if (!stopped()) {
+        const auto shares = static_cast<int64_t>((count - i) * request_.schedules.size());
+        const int64_t left = std::max<int64_t>(0, request_.budget - spent_) / shares;
+        SearchRow(std::max(row.budget, left - WorkOf(row.configuration, kAuto.name)), &row);
+      }
+      if (!row.plan.programs.empty()) continue;
+      made_.emplace();
+      const bool made = Compiled(costs_.EstimateOf(row.configuration), &row);
+      CF_ASSERT(made);
     }
   }
 
@@ -170,8 +228,7 @@ class PlanSearch {
   /// Values of `chunks` to try: 0 is the schedule's own.
   std::vector<int> DepthsOf(const Configuration& configuration, const std::string& schedule) const {
     std::vector<int> depths = {0};
-    const bool few = request_.framework == Framework::kMegatron;
-    if (!deep_ || !few || !FindSchedule(schedule).takes_chunks) return depths;
+    if (!FindSchedule(schedule).takes_chunks || searches()) return depths;
     for (const int depth : kDepths) {
       const int64_t stages = int64_t{depth} * configuration.pp;
       if (std::cmp_less_equal(stages, request_.model.layers.size())) depths.push_back(depth);
@@ -180,26 +237,29 @@ class PlanSearch {
   }
 
   /// The shortest of the schedules and, where memory is tight, with and without recompute.
-  std::optional<PlannerRow> BestOf(const Candidate& candidate, int64_t budget) {
+  std::optional<PlannerRow> BestOf(const Candidate& candidate,
+                                   const std::vector<std::string>& schedules, int64_t budget) {
     // Frameworks recompute whole stages or none.
     const bool whole = request_.framework != Framework::kAny;
     const bool tight = !whole && candidate.estimate.Tight(candidate.configuration, memory());
     flawed_ = false;
     std::optional<PlannerRow> best;
-    for (const std::string& schedule : request_.schedules) {
+    for (const std::string& schedule : schedules) {
       if (!Takes(candidate.configuration, schedule)) continue;
       for (const int chunks : DepthsOf(candidate.configuration, schedule)) {
+        // Deeper pipelines where the schedule's own depth does not fit, and in the second look.
+        if (chunks > 0 && best && !deep_) break;
         if (chunks > 0 && spent_ >= request_.budget) break;
         PlannerRow row = {.configuration = candidate.configuration,
                           .schedule = schedule,
                           .recompute = tight ? "auto" : "none",
                           .target = CompileTarget(request_.framework, schedule),
                           .chunks = chunks,
-                          .budget = budget};
-        bool made = Compiled(candidate, &row);
+                          .budget = schedule == kAuto.name ? budget : 0};
+        bool made = Compiled(candidate.estimate, &row);
         if (!made && !tight) {
           row.recompute = whole ? "full" : "auto";
-          made = Compiled(candidate, &row);
+          made = Compiled(candidate.estimate, &row);
         }
         if (made && (!best || row.step < best->step)) best = std::move(row);
       }
@@ -209,23 +269,21 @@ class PlanSearch {
 
   /// Makes the plan of a row. False if the schedule does not take the configuration, it does not
   /// fit, or the framework does not run it.
-  bool Compiled(const Candidate& candidate, PlannerRow* row) {
-    // A search that finds nothing takes long, and hardly any order holds less than 1F1B.
-    if (row->schedule == "auto" && !thorough_) {
-      PlannerRow first = *row;
-      first.schedule = "1f1b";
-      first.budget = 0;
-      if (!Compiled(candidate, &first)) return false;
-    }
-    spent_ += WorkOf(candidate.configuration, row->budget);
+  bool Compiled(const Estimate& estimate, PlannerRow* row) {
+    spent_ += WorkOf(row->configuration, row->schedule);
+    double search = 0;  // share of its budget that it took
     try {
-      CompileRequest request =
-          ResolveCompile(CompileFlagsOf(*row, costs_.Of(candidate.configuration)));
-      request.options.control = {.stop = stop_, .report = {}, .made = &made_};
+      CompileRequest request = ResolveCompile(CompileFlagsOf(*row, costs_.Of(row->configuration)));
+      request.options.control = {
+          .stop = stop_,
+          .report = [&](const SearchState& state) { search = std::max(search, state.spent); },
+          .made = &*made_};
       row->plan = Compile(request.spec, request.options);
     } catch (const Error&) {
+      spent_ += Spent(search, *row);
       return false;
     }
+    spent_ += Spent(search, *row);
     if (const std::string flaw = FlawFor(request_.LaunchOf(row->configuration), row->plan);
         !flaw.empty()) {
       plan_flaw_ = flaw;
@@ -233,9 +291,13 @@ class PlanSearch {
       return false;
     }
     row->step = Simulate(row->plan, *row->plan.costs, Keep::kFigures).makespan;
-    row->bound = candidate.estimate.bound;
+    row->bound = estimate.bound;
     if (row->plan.provenance) row->bound = std::max(row->bound, row->plan.provenance->bound);
     return true;
+  }
+
+  static int64_t Spent(double share, const PlannerRow& row) {
+    return static_cast<int64_t>(share * static_cast<double>(row.budget));
   }
 
   void SortRows() {
@@ -297,12 +359,12 @@ class PlanSearch {
   const PlanRequest& request_;
   const PlanReport report_;
   const std::atomic<bool>* const stop_;
+  const std::string quick_ = QuickOf(request_.schedules);
   PlannerCosts costs_;
-  MadePlans made_;
+  std::optional<MadePlans> made_;  // of one configuration
   std::vector<Candidate> candidates_;
   std::vector<PlannerRow> rows_;
   PlannerResult result_;
-  bool thorough_ = false;  // `auto` is searched even where 1F1B does not fit
   bool deep_ = false;      // more stages a rank are tried
   std::string flaw_;       // why the framework does not run a configuration
   std::string plan_flaw_;  // likewise of a plan that was made

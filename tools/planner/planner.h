@@ -34,17 +34,17 @@ struct PlannerRow {
 struct PlannerResult {
   std::vector<PlannerRow> rows;  ///< shortest step first, at most PlanRequest::top
   Rejected rejected;
-  int searched = 0;  ///< configurations that were compiled and fit
+  int compiled = 0;  ///< configurations that were compiled and fit
 };
 
 /// Called with the share of the work that is done and the best row so far, null before the first.
 using PlanReport = std::function<void(double done, const PlannerRow* best)>;
 
-/// Searches the configurations of a request, in the order of a guess of their steps: each for a
-/// short while, and the best again for longer. Deterministic: budgets are counted, no clock is
-/// read. `report` is called before each search. Ends with the rows so far once `stop` is true. Each
-/// row is a plan that the framework of the request runs. Throws Error if no configuration fits,
-/// with the least memory that one needs.
+/// Compiles the configurations of a request, in the order of a guess of their steps, searches the
+/// promising ones for a short while, and the best again for longer. Deterministic: budgets are
+/// counted, no clock is read. `report` is called before each search. Ends with the rows so far once
+/// `stop` is true. Each row is a plan that the framework of the request runs. Throws Error if no
+/// configuration fits, with the least memory that one needs.
 PlannerResult FindPlans(const PlanRequest& request, const PlanReport& report = {},
                         const std::atomic<bool>* stop = nullptr);
 

@@ -141,6 +141,8 @@ TEST_CASE("launch: an optimizer becomes the flags of a framework, or is refused"
   CHECK(flaw(Framework::kTorchtitan, "muon", 0) ==
         "its flags have no such optimizer; take `optimizer` adam or adam-all-bf16");
   CHECK(flaw(Framework::kTorchtitan, "adam-all-bf16", 0, 2).empty());
+  CHECK(FlawFor({.framework = Framework::kTorchtitan, .tp_overlap = true}, {.tp = 2}, "1f1b") ==
+        "it overlaps messages of tp only in compiled models; leave `tp_overlap` out");
 }
 
 TEST_CASE("launch: a search for a framework has only plans that its exporter takes") {

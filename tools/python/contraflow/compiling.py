@@ -106,6 +106,7 @@ def plan(
     seq: int,
     like: Optional[str] = None,
     dtype: Optional[str] = None,
+    tp_overlap: Optional[bool] = None,
     optimizer: Optional[str] = None,
     activations: Optional[str] = None,
     workspace: Union[str, int, None] = None,

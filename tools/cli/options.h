@@ -18,7 +18,7 @@ class Option;
 
 namespace contraflow {
 
-/// Has --help as wide as the terminal. Commands that are added behind it take after it.
+/// Has --help as wide as the terminal. Commands that are added later have it, too.
 void UseHelpFormatter(CLI::App* app);
 
 /// An option that takes a whole number, `least` or more. Text that is none, or does not fit the

@@ -21,7 +21,7 @@ int HelpWidth();
 int TextWidth(const std::string& text);
 
 /// Text with lines of at most `width` columns: longer ones are broken at spaces, and go on below
-/// where they begin or, behind a label ("makespan  4 s, .."), below that.
+/// where they begin or, after a label ("makespan  4 s, .."), below that.
 std::string Wrapped(const std::string& text, int width);
 
 /// Keeps parts of these words, between "/" and "=", that have new lines: the paths that a shell

@@ -173,7 +173,7 @@ class GridDrawing {
       number = std::max(number, TextWidth(std::to_string(row.rank)));
       lane = std::max(lane, static_cast<int>(row.lane.size()));
     }
-    // "rank ", the number and the lane, each with a space behind it.
+    // "rank ", the number and the lane, each with a space after it.
     number_ = number;
     prefix_ = 6 + number + (lane > 0 ? lane + 1 : 0);
     room_ = std::max(1, style.width - prefix_);

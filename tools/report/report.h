@@ -37,7 +37,7 @@ std::string FormatJson(std::string_view report, const Json& document);
 /// Meaning of the letters of the formulas; stands below every table that prints one.
 extern const std::string_view kFormulaLegend;
 
-/// Stands behind a makespan of Report::without_updates.
+/// Stands after a makespan of Report::without_updates.
 inline constexpr const char* kWithoutUpdates = ", without gradient sums and optimizer";
 
 /// "1 rank", "8 ranks", "1,024 micro-batches"

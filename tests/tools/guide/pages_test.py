@@ -45,6 +45,18 @@ class PagesTest(unittest.TestCase):
                 picture.write(made)
         self.assertEqual(md.read(path), made, "run tools/guide/rooms.py, or this test with CF_BLESS=1")
 
+    def test_result(self):
+        """The result in the README is that of its commands, which other tests run."""
+        text = md.read("README.md")
+        result, = re.findall(r"\*\*A result\.\*\*(.*?)\n\n", text, re.S)
+        printed = "".join(re.findall(r"```console\n(.*?)```", text, re.S))
+        best, usual = re.findall(r"[\d.]+ s\b", result)
+        for step in (best, usual):
+            self.assertIn(" " + step, printed)
+        self.assertIn(re.search(r"([\d.]+) % MFU", result)[1], printed)
+        shorter = 1 - float(best[:-2]) / float(usual[:-2])
+        self.assertEqual(f"{shorter:.0%}", re.search(r"It is (\d+ %) shorter", result)[1].replace(" ", ""))
+
     def test_cost_files(self):
         examples = 0
         for page in ("cost-file", "cost-file-layers", "cost-file-moe"):

@@ -21,6 +21,9 @@ FIRST = ("What", "Of", "Where", "Those", "Who", "By", "As", "Such", "Nothing")
 PENDING_READMES = ("tools/bench/README.md", "tools/planner/README.md", "tools/profile/README.md")
 # Folders whose comments still break the rule; the list only shrinks.
 PENDING_FOLDERS = ("tools/bench",)
+# Rooms whose comments say "after"; the list only grows. Of their folders, these are still to be rewritten.
+AFTER = ("compiler", "tools")
+AFTER_PENDING = ("tools/bench", "tools/planner", "tools/profile")
 
 
 def pages():
@@ -100,18 +103,32 @@ def shell_comments(text):
             last = line
 
 
-def comments():
-    """(folder, place, text) of each comment with a forbidden first word, and the number of comments by folder."""
-    found, counts = [], collections.Counter()
+def all_comments():
+    """(folder, place, text) of each comment; of // lines below each other the first alone."""
     for endings, parse in (((".cc", ".h", ".cu", ".cuh"), cpp_comments), ((".py",), python_comments),
                            ((".sh",), shell_comments)):
         for path in md.files(*endings):
             folder = os.path.dirname(path)
             for line, comment in parse(md.read(path)):
-                counts[folder] += 1
-                if re.match(rf"({'|'.join(FIRST)})\b", comment):
-                    found.append((folder, f"{path}:{line}", comment.split("\n")[0][:80]))
+                yield folder, f"{path}:{line}", comment
+
+
+def comments():
+    """(folder, place, text) of each comment with a forbidden first word, and the number of comments by folder."""
+    found, counts = [], collections.Counter()
+    for folder, place, comment in all_comments():
+        counts[folder] += 1
+        if re.match(rf"({'|'.join(FIRST)})\b", comment):
+            found.append((folder, place, comment.split("\n")[0][:80]))
     return found, counts
+
+
+def behind(path):
+    """The lines of a source whose comment says "behind"."""
+    for number, line in enumerate(md.read(path).split("\n"), 1):
+        found = re.search(r"(//|(^|\s)#\s).*", line)
+        if found and re.search(r"\bbehind\b", found[0], re.I):
+            yield f"{path}:{number}: {found[0].strip()[:80]}"
 
 
 class WordsTest(unittest.TestCase):
@@ -130,6 +147,11 @@ class WordsTest(unittest.TestCase):
         here = [f"{place}: {text}" for folder, place, text in found if folder not in PENDING_FOLDERS]
         self.assertEqual(here, [], "\n" + "\n".join(here))
         self.assertGreater(sum(counts.values()), 5000)
+
+    def test_after(self):
+        found = [line for path in md.files(".cc", ".h", ".py", ".sh")
+                 if path.startswith(AFTER) and not path.startswith(AFTER_PENDING) for line in behind(path)]
+        self.assertEqual(found, [], "\n" + "\n".join(found))
 
     def test_rules_find_flaws(self):
         """The test itself: one flaw of each kind is found."""

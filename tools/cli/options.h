@@ -59,7 +59,7 @@ CLI::Option* AddPlan(CLI::App* app, std::string* field, const std::string& name 
 /// Throws UsageError unless --capacity is a share that experts can take.
 void CheckCapacity(double capacity);
 
-/// A file, and what the user calls it: "the plan", "--trace".
+/// A file and its name in errors: "the plan", "--trace".
 struct NamedFile {
   std::string what, path;
 };

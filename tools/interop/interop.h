@@ -46,8 +46,8 @@ struct TorchCsvOptions {
 /// that has it; and, with messages, if there are none, or groups that are not sound one by one.
 std::string WriteTorchCsv(const Plan& plan, const TorchCsvOptions& options = {});
 
-/// Notes on what that file cannot say of the plan and its modules must do: "checkpoint stages 0,1:
-/// ...".
+/// Returns notes on the parts of a plan that the file lacks, for the modules to do: "checkpoint
+/// stages 0,1: ...".
 std::vector<std::string> TorchNotes(const Plan& plan);
 
 /// How a CSV was read.

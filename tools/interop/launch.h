@@ -15,7 +15,7 @@ std::string_view Name(Framework framework);  ///< "any" "megatron" "torch" "torc
 /// "megatron", "torch" or "torchtitan". Throws Error with these names.
 Framework ParseFramework(std::string_view name);
 
-/// A run of a plan: what its framework is told beside the plan itself.
+/// Arguments of a run, in addition to the plan itself.
 struct Launch {
   Framework framework = Framework::kAny;
   int micro_batch = 1;   ///< sequences

@@ -163,7 +163,8 @@ finish() { # NAME CODE
   report "$name" $status "${reason:0:200}" $((SECONDS - began[$name]))
   { echo "== $name: $status" && tail -c 100000 "$work/$name.log" && echo; } >>"$log"
 }
-# Reports what has ended. What survives its end (a process that the driver holds) is left behind.
+# Reports the parts that have ended. A process that the driver holds may survive its end;
+# it is left alone.
 reap() {
   local name still=()
   for name in "${running[@]}"; do

@@ -7,7 +7,7 @@
 // Slots: n = limit / activation chunks, at most, are between F and B at once. Nothing is held
 // before the head of the rank. The forwards start at least the shortest f apart, so the k-th slot
 // is empty for (k - 1) f after that; likewise backwards end at least the shortest b apart, and
-// behind the last of them there is the shortest tail. With the ramps n (n - 1) / 2 times (f + b)
+// after the last of them there is the shortest tail. With the ramps n (n - 1) / 2 times (f + b)
 //
 //     makespan >= head + (sum(f + lag + b) + ramps) / n + tail.
 //

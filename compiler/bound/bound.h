@@ -14,7 +14,7 @@ enum class BoundKind : uint8_t {
   kNothing,       ///< a plan without micro-batches
   kCriticalPath,  ///< one micro-batch through all stages and back (chunk.cc)
   kBusyRank,      ///< the work of a rank, what precedes it and what follows it (chunk.cc)
-  kOrder,         ///< the same, for micro-batches one behind the other (order.cc)
+  kOrder,         ///< the same, for micro-batches one after the other (order.cc)
   kTwoWindows,    ///< a rank's waits for its first and its last backward (window.cc,
                   ///< component.cc)
   kPairs,         ///< the windows of a rank in which no pair can run (window.cc)

@@ -18,7 +18,7 @@
 //
 // Pairs. One of x's forward and y's backward lasts at least f of x and what is left of y's backward
 // when y's saving is taken off its rest, and then off b. In the interval of the pair there is room
-// for that, then, in any order; so the rest has no head of its own behind B. The last backward of a
+// for that, then, in any order; so the rest has no head of its own after B. The last backward of a
 // rank is in no pair, for the pair's forward would have its backward still to come: of all work
 // together, one saving is never made. That is so among any of its chunks, also among those that
 // save as much as any does: a pair saves no more than either of its chunks lets it, so one saving

@@ -12,7 +12,7 @@
 //     it may hold between F and B.
 //   * When a lane has run the last of its forward components (of chunk x, say), everything that is
 //     left for it belongs to chunks that the rank holds: x and others between F and B, with all of
-//     their backward and weight parts, and those behind their B, with their weight parts. Until
+//     their backward and weight parts, and those after their B, with their weight parts. Until
 //     the end of the step no less passes than x still needs, down to the last stage and all the way
 //     back.
 //
@@ -36,11 +36,11 @@
 namespace contraflow {
 namespace {
 
-/// The components of one direction of a chunk, which run one behind the other, by lane.
+/// The components of one direction of a chunk, which run one after the other, by lane.
 struct ChainTimes {
   std::array<Time, 2> work{};
   std::array<Time, 2> head{},
-      tail{};  ///< of the chain before the first and behind the last of them
+      tail{};  ///< of the chain before the first, and after the last of them
 
   Time all() const { return work[kCompute] + work[kAllToAll]; }
   void Add(Op op, Time time) {

@@ -1,8 +1,8 @@
-// The copies of one rank in one direction run one behind the other.
+// The copies of one rank in one direction run one after the other.
 //
-//     to the host    none begins before the first forward of them has ended; behind the last one
+//     to the host    none begins before the first forward of them has ended; after the last one
 //                    its copy back and its backward follow
-//     back           before the first one its forward and its copy to the host; behind the last one
+//     back           before the first one its forward and its copy to the host; after the last one
 //                    its backward follows
 //
 // Either way: least head + all copies of the direction + least tail. Head and tail are those of the

@@ -40,7 +40,7 @@ class Jackson {
 };
 
 /// Jobs of equal duration in a fixed order: none starts before those ahead of it, and none has less
-/// to follow it than those behind it. Heads ascend and tails descend; each is read at `head` or
+/// to follow it than those after it. Heads ascend and tails descend; each is read at `head` or
 /// `tail` and has a constant added.
 struct JobQueue {
   const Time* head = nullptr;

@@ -1,7 +1,7 @@
 // Windows of a rank with any stages and routes. Before its first backward, which starts no earlier
 // than `first`, a rank can only run forwards, no more than fit in memory. After its last forward it
 // can only run backwards and rests of what it holds, and no less than `last` passes, the shortest
-// lag with its backward and the way upstream behind it. The lane is idle in the part of the two
+// lag with its backward and the way upstream after it. The lane is idle in the part of the two
 // windows that this work does not fill. The windows do not meet unless all forwards come before all
 // backwards, which takes memory for all of them; then only the larger idle counts.
 //
@@ -29,13 +29,13 @@
 //
 // Parts of windows. Before the head of a stage is over, the rank can only run forwards of stages
 // with an earlier one; that time, too, counts from the rank's head to `first` at most. Likewise in
-// the last of the step, no longer than the way upstream behind a stage, no backward of it runs, and
+// the last of the step, no longer than the way upstream after a stage, no backward of it runs, and
 // of its chunks rests alone. Each window is idle for as long as the part that is filled least.
 //
 // The end of a rank. The second window has a part into which no backward fits. When the last B of
 // the rank has ended its micro-batch still has the way upstream before it, no less than `end`, and
 // all that the rank can run until then are rests of what it holds, of u backwards at most, for the
-// backward of a pair leaves no rest behind:
+// backward of a pair leaves no rest:
 //
 //     idle >= max(0, end - u longest rests).
 //
@@ -57,7 +57,7 @@
 //
 // Which stage and which j the bound cannot know: it is the least for any. Where x has to wait a
 // little more than j forwards take, the rank is idle in front of x; one forward more before x is
-// one less behind it, which memory lets it run only once. That is so on the middle ranks of a
+// one less after it, which memory lets it run only once. That is so on the middle ranks of a
 // bidirectional placement with n = P + 1: wait = f + hop, for x the second forward a hop of idle
 // time, for x the third the last forward missing from the lag. One window with n forwards in it,
 // however they lie, does not see it.

@@ -22,7 +22,7 @@ constexpr size_t kReadPiece = size_t{1} << 18;
 /// Longest integer: its head and eight bytes.
 constexpr size_t kMaxInteger = 9;
 
-/// The first byte of an item, and the number behind it.
+/// The first byte of an item, and the number after it.
 struct Head {
   Major major;
   uint8_t info;

@@ -131,7 +131,7 @@ void Replace(const std::string& path, const Content& write, const struct stat* e
   std::string target = path;
   if (existing != nullptr) {
     if (access(path.c_str(), W_OK) != 0) FailWrite(path, errno);
-    // Behind a symbolic link the file is replaced, not the link.
+    // The target of a symbolic link is replaced, not the link.
     const std::unique_ptr<char, decltype(&std::free)> real(realpath(path.c_str(), nullptr),
                                                            &std::free);
     if (real == nullptr) FailWrite(path, errno);

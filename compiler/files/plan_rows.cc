@@ -17,7 +17,7 @@ constexpr Op kOps[] = {
 constexpr Lane kLanes[] = {Lane::kCompute, Lane::kAllToAll, Lane::kSend,  Lane::kRecv,
                            Lane::kReduce,  Lane::kOffload,  Lane::kReload};
 
-/// Takes numbers from a list; those behind its end are -1.
+/// Takes numbers from a list; those after its end are -1.
 class Numbers {
  public:
   explicit Numbers(std::span<const int64_t> numbers) : all_(numbers), rest_(numbers) {}

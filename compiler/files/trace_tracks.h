@@ -11,7 +11,7 @@
 namespace contraflow {
 
 /// Which track of a trace each instruction of one rank is on, by its index: one for each lane that
-/// is used, in the order compute, all-to-all, peers, reduce, offload, reload, and behind it those
+/// is used, in the order compute, all-to-all, peers, reduce, offload, reload, and after it those
 /// for what overlaps on it.
 struct RankTracks {
   std::vector<int> of;             ///< track of each instruction

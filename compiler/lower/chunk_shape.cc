@@ -33,7 +33,7 @@ void RunAgain(const RecomputeExtent& extent, const MoeCost& layers, ChunkShape* 
   for (size_t k = 0; k < chain.size(); ++k) shape->order[chain[k].lane].push_back({0, k});
 }
 
-/// Puts an interleaving's components behind what the shape has.
+/// Puts an interleaving's components after what the shape has.
 void Append(const Interleaving& part, ChunkShape* shape) {
   for (size_t i = 0; i < part.order.size(); ++i) {
     const Instruction& component = part.order[i];
@@ -43,7 +43,7 @@ void Append(const Interleaving& part, ChunkShape* shape) {
     shape->chains[chain].push_back(
         {component.op, component.layer, lane, part.spans[i].end - part.spans[i].start});
     if (chain != 2) continue;
-    // Behind its own backward component, wherever that is; none in a chunk of weights alone.
+    // After its own backward component, wherever that is; none in a chunk of weights alone.
     const Op own = component.op == Op::MLP_W ? Op::MLP_B : Op::ATTN_B;
     const std::vector<ChunkPart>& backward = shape->chains[1];
     const auto at = std::find_if(backward.begin(), backward.end(), [&](const ChunkPart& b) {

@@ -45,7 +45,7 @@ class OrderWalk {
  private:
   bool Take(size_t rank, const Instruction& i, size_t index) {
     if (IsHostCopy(i.op)) {
-      // On a lane of its own: in the order of the program behind what stands before it.
+      // On a lane of its own: in the order of the program after what stands before it.
       const Time before = moments_[rank].empty() ? 0 : moments_[rank].back().time;
       moments_[rank].push_back({before, number_});
       number_ += 2;
@@ -188,7 +188,7 @@ class Inserter {
       const StageCost& cost = costs_.stage(s);
       Moment reduced = weighed[static_cast<size_t>(s)];
       const bool reduce = NeedsReduce(plan_, copies.size());
-      // Behind what any holder begins at that time: one that waits for the others could do its own
+      // After what any holder begins at that time: one that waits for the others could do its own
       // work meanwhile, if others begin theirs before they come.
       if (reduce) reduced.number = std::numeric_limits<int64_t>::max();
       for (const int holder : copies) {

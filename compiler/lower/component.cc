@@ -89,7 +89,7 @@ class Writer {
     if (EndsForward(result_, event.instruction)) Offload(event);
   }
 
-  /// The RELOADs that stand before the chunk of this component, behind all that was begun so far.
+  /// The RELOADs that stand before the chunk of this component, after all that was begun so far.
   void Reload(const Event& event) {
     RankState& rank = ranks_[static_cast<size_t>(event.rank)];
     std::erase_if(rank.reloads, [&](const auto& reload) {
@@ -147,7 +147,7 @@ class Writer {
       case Work::kSend: {
         const int made_by = (i.op == Op::SEND_F ? forward_ : backward_)(i.stage, i.microbatch);
         After(program, made_by, &i);
-        // Serially, what a chunk made leaves when all of the chunk has ended; the chunk behind it
+        // Serially, what a chunk made leaves when all of the chunk has ended; the chunk after it
         // may have begun in that moment.
         const bool begun = made_by <= std::max(rank.before[0], rank.before[1]);
         for (const int last : begun ? rank.before : rank.last) {
@@ -179,7 +179,7 @@ class Writer {
   void Follow(const Program& program, Instruction* i, int index, int r) {
     const int s = i->stage, m = i->microbatch;
     if (i->op == Op::MLP_W || i->op == Op::ATTN_W) {
-      // Behind its backward part on the same lane.
+      // After its backward part on the same lane.
       ranks_[static_cast<size_t>(r)].weight[static_cast<size_t>(i->stage)] = index;
       return;
     }
@@ -187,7 +187,7 @@ class Writer {
                   : IsForwardComponent(i->op) ? forward_
                                               : backward_)(s, m);
     int follows = chain;
-    // Behind the forward that it runs again.
+    // After the forward that it runs again.
     if (IsRecompute(i->op) && chain < 0) follows = forward_(s, m);
     if (BeginsForward(*i) && i->stage > 0) {
       follows = SameRank(i->stage, i->stage - 1, i->microbatch)
@@ -310,7 +310,7 @@ class Memory {
   }
 
  private:
-  /// No fewer than the chunks one behind the other need.
+  /// No fewer than the chunks one after the other need.
   std::vector<int> CapsFor(int64_t limit) const {
     std::vector<int> caps;
     for (size_t r = 0; r < serial_.ranks.size(); ++r) {

@@ -13,7 +13,7 @@ namespace contraflow {
 struct Chains {
   bool forward = false;   ///< ATTN_F DISPATCH_F MLP_F COMBINE_F of each layer
   bool backward = false;  ///< COMBINE_B MLP_B DISPATCH_B ATTN_B of each layer, last layer first
-  bool weights = false;   ///< MLP_W and ATTN_W of each layer, behind their MLP_B and ATTN_B
+  bool weights = false;   ///< MLP_W and ATTN_W of each layer, after their MLP_B and ATTN_B
 
   auto operator<=>(const Chains&) const = default;
 };
@@ -42,7 +42,7 @@ Interleaving Interleave(const MoeCost& forward, const MoeCost& backward, Chains 
 Interleaving InterleaveSoon(const MoeCost& forward, const MoeCost& backward, Chains chains);
 
 /// Sets costs.stages (f, b, w, bw, fb) from costs.moe: f and b are the chains, w its compute, bw
-/// the backward chain with its weight parts in the gaps (kAll) or behind it (kPublished), fb the
+/// the backward chain with its weight parts in the gaps (kAll) or after it (kPublished), fb the
 /// best pair. Keeps reduce and step of stages that were given. The component costs must be sound
 /// (FlawOf). With `soon`, what InterleaveSoon finds in place of the best.
 void DeriveChunkCosts(CostModel* costs, Overlap overlap, bool soon = false);

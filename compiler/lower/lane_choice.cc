@@ -39,7 +39,7 @@ class Chooser {
     return b.chunk->op == Op::R ? state_.forward_end[b.at[0]] : state_.forward[b.at[0]];
   }
 
-  /// The first weight part that may run now: behind its backward part, and in the order of
+  /// The first weight part that may run now: after its backward part, and in the order of
   /// micro-batches for each of the stage's weights.
   size_t NextWeight(const LaneBlock& b) const {
     const std::vector<ChunkPart>& parts = b.shape->chains[2];
@@ -69,7 +69,7 @@ class Chooser {
     preference_ = preference;
   }
 
-  /// Earlier chunks first, the backward chain of each first, weight parts behind all chains.
+  /// Earlier chunks first, the backward chain of each first, weight parts after all chains.
   void OfferFree(const LaneBlock& b) {
     constexpr int64_t kWeightsLast = int64_t{1} << 32;
     const int64_t place = 2 * int64_t{seen_};

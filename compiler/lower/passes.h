@@ -20,20 +20,20 @@ struct Moment {
 /// When each compute instruction of a compute-level plan begins, as moments of one global order: by
 /// simulated start time, and where times tie (instructions may take no time at all) in an order of
 /// their dependencies. An instruction that depends on another has a later moment. Numbers are even,
-/// so that a message fits right behind its producer.
+/// so that a message fits right after its producer.
 std::vector<std::vector<Moment>> GlobalOrder(const Plan& plan, const Timeline& timeline);
 
 /// Compute to comm. Writes the global order out rank by rank: a transfer at the end of its
-/// producer, as SEND right behind it on the one side and as RECV at that moment on the other;
+/// producer, as SEND right after it on the one side and as RECV at that moment on the other;
 /// REDUCE at the last weight gradient of the stage on any of its copies, where it has more than
-/// one; STEP behind it. Because every rendezvous is one point of one global order, no rank can wait
+/// one; STEP after it. Because every rendezvous is one point of one global order, no rank can wait
 /// for another in a circle, whatever the buffering, and groups are not needed.
 Plan InsertCommunication(Plan plan, const CostModel& costs);
 
 /// Comm to component, for stages with components (costs.components()): every chunk becomes its
 /// components on the compute and all-to-all lanes, with an `after` event for every dependency
 /// across lanes; messages leave when their data is ready. With Overlap::kPublished chunks run one
-/// behind the other as Interleave orders each, and times are those of level comm, but for F&B pairs
+/// after the other as Interleave orders each, and times are those of level comm, but for F&B pairs
 /// of unlike stages, of which the costs of stages only say about what they take. With kAll
 /// neighbouring chunks of a rank share its lanes: of several ways to do so the one with the least
 /// simulated makespan (within a hundredth of it, the one that holds the fewest activations) where

@@ -15,8 +15,8 @@ namespace contraflow {
 
 /// How the chunks of a rank share its compute and all-to-all lane.
 struct LanePolicy {
-  /// One chunk behind the other, each from the end of the one before on both lanes; it begins when
-  /// all it needs is there, and what it makes leaves at its end. Weight parts run behind the
+  /// One chunk after the other, each from the end of the one before on both lanes; it begins when
+  /// all it needs is there, and what it makes leaves at its end. Weight parts run after the
   /// backward chain, but for F&B pairs.
   bool serial = false;
   int window = 1;  ///< chunks that may be under way at once; a next one begins in the tail of these
@@ -134,7 +134,7 @@ struct LaneState {
   std::vector<LaneCopy> copies;
   /// When what a forward or backward chain begins with is there, and when either has ended, by
   /// At(stage, micro-batch); kUnknown while nobody knows. A recomputed forward has a chain of its
-  /// own, which begins behind the first and which the backward chain waits for; `recompute_end` is
+  /// own, which begins after the first and which the backward chain waits for; `recompute_end` is
   /// 0 where there is none.
   std::vector<Time> forward, backward, forward_end, backward_end, recompute_end;
 

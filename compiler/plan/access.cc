@@ -101,8 +101,8 @@ void Accesses::Forward(const Instruction& i, std::vector<Access>* accesses) cons
   }
 }
 
-// The order inside a layer: COMBINE_B, MLP_B, DISPATCH_B, ATTN_B; MLP_W somewhere behind MLP_B,
-// ATTN_W behind ATTN_B.
+// The order inside a layer: COMBINE_B, MLP_B, DISPATCH_B, ATTN_B; MLP_W somewhere after MLP_B,
+// ATTN_W after ATTN_B.
 void Accesses::Backward(const Instruction& i, std::vector<Access>* accesses) const {
   using enum Value;
   const auto touch = [&](bool makes, std::initializer_list<Value> values) {

@@ -29,7 +29,7 @@ class Accesses {
   /// Every value that the instruction makes, reads or changes, on the rank that runs it; replaces
   /// `accesses`. Each value at most once. Values of no bytes (ValueBytesOf) included. The values of
   /// a recomputed chunk are made twice: the first is over when its forward is, and what comes
-  /// behind the second making touches the second. So is what is reloaded, whose first is over when
+  /// after the second making touches the second. So is what is reloaded, whose first is over when
   /// it has been offloaded.
   void Of(const Instruction& instruction, std::vector<Access>* accesses) const;
 
@@ -40,7 +40,7 @@ class Accesses {
   }
   void Forward(const Instruction& i, std::vector<Access>* accesses) const;
   void Backward(const Instruction& i, std::vector<Access>* accesses) const;
-  /// True if the layer behind that of a component runs again with it.
+  /// True if the layer after that of a component runs again with it.
   bool RunsOn(const Instruction& i) const;
   void Finish(const Instruction& i, std::vector<Access>* accesses) const;
   void Chunk(const Instruction& i, std::vector<Access>* accesses) const;

@@ -12,7 +12,7 @@ constexpr std::string_view kNames[] = {"IDLE",    "WAIT_SEND_F", "WAIT_SEND_B", 
                                        "RESHARD", "REDUCE_GRAD", "WAIT_REDUCE_GRAD"};
 static_assert(std::size(kNames) == kMarkKinds);
 
-/// The number behind `key`, if `text` goes on with it: cut off, else -1.
+/// The number after `key`, if `text` goes on with it: cut off, else -1.
 int32_t Take(std::string_view key, std::string_view* text) {
   if (!text->starts_with(key)) return -1;
   const std::string_view digits = text->substr(key.size());

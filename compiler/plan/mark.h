@@ -25,13 +25,13 @@ enum class MarkKind : uint8_t {
 };
 inline constexpr int kMarkKinds = 7;
 
-/// One of them. It stands before an instruction of its rank, or behind the last one.
+/// One of them. It stands before an instruction of its rank, or after the last one.
 struct Mark {
   MarkKind kind = MarkKind::kIdle;
   int32_t stage = -1;       ///< -1: IDLE
   int32_t microbatch = -1;  ///< WAIT_SEND only
   int32_t count = 1;        ///< IDLE only: 1 or more
-  int32_t before = 0;       ///< index into the program; its size: behind the last instruction
+  int32_t before = 0;       ///< index into the program; its size: after the last instruction
 
   bool operator==(const Mark&) const = default;
 };

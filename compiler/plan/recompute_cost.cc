@@ -111,7 +111,7 @@ int64_t DroppedBytes(const CostModel& costs, int s, const RecomputeExtent& exten
     if (again(Op::DISPATCH_R, l)) add({Value::rows});
     if (again(Op::MLP_R, l)) add({Value::gate, Value::hidden});
     if (again(Op::COMBINE_R, l)) add({Value::combined});
-    // The input of a layer behind the first is what COMBINE_R makes.
+    // The input of a layer after the first is what COMBINE_R makes.
     if (again(Op::DISPATCH_R, l) && again(Op::COMBINE_R, l - 1)) add({Value::input});
   }
   return dropped;

@@ -145,7 +145,7 @@ struct Spec {
   /// as the costs say of single ranks (DevicesOf).
   std::optional<int64_t> device_memory = {};
   SearchOptions search = {};  ///< of `auto` only
-  Recompute recompute = {};   ///< put in behind the generator (schedules/recompute/recompute.h)
+  Recompute recompute = {};   ///< put in after the generator (schedules/recompute/recompute.h)
   Offload offload = {};       ///< likewise (schedules/recompute/offload.h)
   /// Partition of costs with layers; none: auto. Given for costs of stages, these are those of a
   /// model in P stages or as many as they list, which are cut or merged evenly for the schedule.

@@ -18,7 +18,7 @@ namespace {
 constexpr Unit kOfTime[] = {Unit::kSeconds, Unit::kMilliseconds, Unit::kMicroseconds,
                             Unit::kNanoseconds};
 
-/// A number, and what stands behind it.
+/// A number, and what stands after it.
 struct Figure {
   double value = 0;
   std::string_view unit;

@@ -38,7 +38,7 @@ std::string FormatFigure(Time ticks, Unit unit);
 /// The largest unit of which a time of costs in `unit` is one or more; the abstract one fits all.
 Unit FittingUnit(Time ticks, Unit unit);
 
-/// The times of one table: all in the unit that fits the largest, with as many digits behind the
+/// The times of one table: all in the unit that fits the largest, with as many digits after the
 /// point: "4.169 s", "0.326 s". Those in the abstract unit are numbers alone, as FormatTime has
 /// them.
 class TimeScale {
@@ -49,7 +49,7 @@ class TimeScale {
  private:
   Unit unit_;       // of the costs
   Unit shown_;      // fits
-  int digits_ = 0;  // behind the point
+  int digits_ = 0;  // after the point
 };
 
 }  // namespace contraflow

@@ -20,7 +20,7 @@ namespace contraflow {
 ///     dispatched    [T k x d] rows on their way to the experts
 ///     rows          [R x d]  rows the experts got, and how many from whom
 ///     gate          [R x 2 i] before SwiGLU, kept for MLP_B
-///     hidden        [R x i]  behind SwiGLU, kept for MLP_W
+///     hidden        [R x i]  after SwiGLU, kept for MLP_W
 ///     expert_out    [R x d]  on its way back
 ///     combined      [T k x d] what came back, kept for the gradient of the router's weights
 ///     head          of the last stage: final norm, logits

@@ -31,7 +31,7 @@ enum class When : uint8_t {
   kBehindTheBegin,  ///< anywhere else
   kModelEnds,       ///< last layer of the last stage: the head is here
   kBeforeTheEnd,    ///< anywhere else
-  kLayerBehind,     ///< the stage has a layer behind it
+  kLayerBehind,     ///< the stage has a layer after it
   kLayerAgain,      ///< and that runs again as well
   kLayerBefore,     ///< the stage has a layer before it
   kStageBehind,     ///< last layer; the next stage is on the same rank
@@ -95,7 +95,7 @@ constexpr Row kRows[] = {
     {{COMBINE_F}, When::kStageBehind, Where::kNextStage, {}, {V::input}},
     {{COMBINE_F}, When::kSendBehind, Where::kHere, {}, {V::output}},
 
-    // Backward: COMBINE, MLP, DISPATCH, ATTN, with the weights of MLP and ATTN behind each.
+    // Backward: COMBINE, MLP, DISPATCH, ATTN, with the weights of MLP and ATTN after each.
     {{COMBINE_B}, When::kBeforeTheEnd, Where::kHere, {V::doutput}, {}},
     {{COMBINE_B}, When::kModelEnds, Where::kHere, {V::output, V::head}, {V::doutput}},
     {{COMBINE_B},

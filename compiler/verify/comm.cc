@@ -185,8 +185,8 @@ void CheckGroups(const Plan& plan, Findings* findings) {
   }
 }
 
-/// Every copy is stepped once, behind all its weight gradients, and where there are several copies
-/// behind their sum.
+/// Every copy is stepped once, after all its weight gradients, and where there are several copies
+/// after their sum.
 void CheckCopies(const Tables& tables, Findings* findings) {
   for (const Copy& copy : tables.copies) {
     const std::string stage = "s" + std::to_string(copy.stage);

@@ -1,4 +1,4 @@
-// Plans with components: each of them once, on its rank, behind the one before it in its chain.
+// Plans with components: each of them once, on its rank, after the one before it in its chain.
 //
 //     ATTN_F -> DISPATCH_F -> MLP_F -> COMBINE_F            -> ATTN_F of the next layer
 //     COMBINE_B -> MLP_B -> DISPATCH_B -> ATTN_B            -> COMBINE_B of the layer before
@@ -6,12 +6,12 @@
 //
 // A dense layer has no DISPATCH and COMBINE, a plain one ATTN alone: the chains go on without them.
 //
-// A chunk that is recomputed has, behind its forward chain and before its backward chain, the
+// A chunk that is recomputed has, after its forward chain and before its backward chain, the
 // forward chain once more, as ATTN_R -> DISPATCH_R -> MLP_R -> COMBINE_R, or of every layer ATTN_R
 // alone, MLP_R alone, or all but ATTN_R (RecomputePart); and that of all layers, or of the first.
 //
 // The forward chain begins with what RECV_F received, or with the end of the stage before on the
-// same rank; the backward chain likewise, and behind the end of its own forward chain.
+// same rank; the backward chain likewise, and after the end of its own forward chain.
 
 #include <algorithm>
 #include <array>
@@ -109,7 +109,7 @@ void CheckMissingComponents(const Tables& tables, Findings* findings) {
 /// are no extent. Of dense and plain layers several may have the same: then the first.
 RecomputeExtent ExtentOf(const Tables& tables, int stage, int m) {
   const int layers = tables.plan.LayersOf(stage);
-  // The last layer that has any; behind it those of an extent may still have no components.
+  // The last layer that has any; after it those of an extent may still have no components.
   int last = layers - 1;
   while (last > 0 && !tables.RecomputedLayer(stage, last, m)) --last;
   const auto same = [&](const RecomputeExtent& extent) {

@@ -5,7 +5,7 @@
 // The rendezvous execution has one list a rank, compute and messages in program order, while
 // DESIGN section 3 has an in-order communication queue beside the compute lane. The two get stuck
 // alike. Compute never waits in the list, so a cycle of waits there is made of messages and
-// reductions only, each behind another one of its rank: the queue has the same cycle. The other way
+// reductions only, each after another one of its rank: the queue has the same cycle. The other way
 // round, the completion order of a list that ends respects the queue, the lane, every producer
 // before its SEND and every RECV before its consumer (checks "producer" and "consumer"): it is an
 // execution of queue and lane too.

@@ -1,5 +1,5 @@
 // Copies to the host and back: what a forward keeps leaves the memory of its rank at most once, and
-// is there again before its backward. Between the two nothing else needs it: the stages behind have
+// is there again before its backward. Between the two nothing else needs it: later stages have
 // got their input, and a chunk that is recomputed keeps no more than its own input anyway, so that
 // one of the two is enough.
 //

@@ -1,12 +1,12 @@
 // Checks of lanes: each instruction on the lane of its operation, and every input on another lane
 // awaited. The lanes of a rank run beside each other, each in program order; so an instruction
-// begins behind the one before it on its lane and behind all in its `after`, and behind whatever
-// those were behind. The clock of an instruction says for each lane how far that is.
+// begins after the one before it on its lane and after all in its `after`, and after whatever
+// those were after. The clock of an instruction says for each lane how far that is.
 //
 // No plan that passed the proof of deadlock.cc can hang here. That proof runs each rank's program
 // to its end one instruction at a time. All that lanes wait for stands earlier in the same program,
 // or is the other side of the same message or reduction: the order in which the proof's run
-// completed the instructions has every wait behind what it waits for. Lanes that run ahead begin
+// completed the instructions has every wait after what it waits for. Lanes that run ahead begin
 // things earlier; they wait for nothing else.
 //
 // The same order holds for an expert group. Its members run one program, so their all-to-alls meet

@@ -401,7 +401,7 @@ class Execution {
     return cycle;
   }
 
-  // Thousands of ranks at reductions of thousands of holders, or at groups of millions: behind the
+  // Thousands of ranks at reductions of thousands of holders, or at groups of millions: after the
   // first few million waits, one of each queue does.
   static constexpr size_t kEnoughWaits = size_t{1} << 22;
 

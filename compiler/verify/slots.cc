@@ -130,7 +130,7 @@ class SlotCheck {
     }
   }
 
-  /// Notes the slot of what is made again, behind the one of what was made first; false if it is
+  /// Notes the slot of what is made again, after the one of what was made first; false if it is
   /// not that.
   bool AddSecond(size_t first, size_t number) {
     const Slot& slot = Slots()[number];

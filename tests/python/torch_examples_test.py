@@ -1,5 +1,5 @@
-"""The examples for contraflow.torch run under a launcher as torchrun's: the README's, and the training
-scripts, whose loss falls; that of Hugging Face where transformers are."""
+"""The examples for contraflow.torch run under a launcher as torchrun's: those of the README and the tutorial,
+and the training scripts, whose loss falls; that of Hugging Face where transformers are."""
 
 import importlib.util
 import os
@@ -13,7 +13,9 @@ import unittest
 import torch_model  # noqa: F401  (ends with 77 where there is no torch)
 
 PYTHON = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "tools", "python")
-README = os.path.join(PYTHON, "contraflow", "torch", "README.md")
+ROOT = os.path.join(PYTHON, "..", "..")
+TUTORIAL = os.path.join(ROOT, "tools", "guide", "tutorials", "dualpipe-in-pytorch.md")
+TEXT = os.path.join(ROOT, "tools", "profile", "README.md")
 
 
 def launch(ranks, *arguments):
@@ -34,19 +36,27 @@ def launch(ranks, *arguments):
 
 
 class ExamplesTest(unittest.TestCase):
-    def test_readme(self):
-        with open(README) as readme:
-            example, = re.findall(r"```python\n(.*?)```", readme.read(), re.DOTALL)
+    def example(self, page):
+        with open(page) as text:
+            example, = re.findall(r"```python\n(.*?)```", text.read(), re.DOTALL)
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, "example.py")
             with open(path, "w") as script:
                 script.write(example)
-            printed = launch(2, path)
+            return launch(2, path)
+
+    def test_tutorial(self):
+        printed = self.example(TUTORIAL)
         self.assertIn("rank 0: 0 losses, gradients of stages [0]", printed[0])
         self.assertIn("rank 1: 8 losses, gradients of stages [1]", printed[1])
 
+    def test_readme(self):
+        printed = self.example(os.path.join(ROOT, "README.md"))
+        self.assertRegex(printed[0], r"loss \d")
+        self.assertEqual(printed[0], printed[1])
+
     def test_train_dualpipe(self):
-        printed = launch(4, os.path.join(PYTHON, "examples", "train_dualpipe.py"), README)
+        printed = launch(4, os.path.join(PYTHON, "examples", "train_dualpipe.py"), TEXT)
         losses = [float(loss) for loss in re.findall(r"step \d+ loss (\S+)", printed[0])]
         self.assertEqual(len(losses), 20)
         self.assertLess(losses[-1], losses[0] - 1)
@@ -55,8 +65,8 @@ class ExamplesTest(unittest.TestCase):
         script = os.path.join(PYTHON, "examples", "train_loop.py")
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, "model.pt")
-            first = launch(4, script, README, path, "zb-v")
-            again = launch(2, script, README, path, "dualpipe")
+            first = launch(4, script, TEXT, path, "zb-v")
+            again = launch(2, script, TEXT, path, "dualpipe")
         losses, more = ([float(loss) for loss in re.findall(r"step \d+ loss (\S+)", printed[0])]
                         for printed in (first, again))
         self.assertEqual((len(losses), len(more)), (20, 20))
@@ -68,7 +78,7 @@ class ExamplesTest(unittest.TestCase):
     @unittest.skipUnless(importlib.util.find_spec("transformers"), "there are no transformers")
     def test_train_hf(self):
         script = os.path.join(PYTHON, "examples", "train_hf.py")
-        printed = launch(4, script, README, "dualpipe")
+        printed = launch(4, script, TEXT, "dualpipe")
         losses = [float(loss) for loss in re.findall(r"step \d+ loss (\S+)", printed[0])]
         self.assertEqual(len(losses), 20)
         self.assertLess(losses[-1], losses[0] - 1)

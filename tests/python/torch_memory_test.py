@@ -94,7 +94,7 @@ class InOrder:
 
 
 def measured(plan):
-    """By rank: bytes after each instruction of its second step."""
+    """Bytes after each instruction of the second step, by rank."""
     def work(links):
         stages = {s: [Moe() for _ in range(LAYERS)] for s in plan.stages_of(links.rank)}
         schedule = PlanSchedule(plan, stages, torch.nn.functional.mse_loss, links=links)

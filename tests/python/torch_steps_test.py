@@ -89,7 +89,7 @@ class Partly(Block):
 
 
 def unused_have_no_gradient(rank):
-    """As in one process, where several ranks hold them, too."""
+    """Holds as in one process if several ranks hold them, too."""
     plan = cf.compile("dualpipe", ranks=2, microbatches=4)
     modules = {s: Partly(s, rank == 0) for s in plan.stages_of(rank)}
     schedule = PlanSchedule(plan, modules, loss_fn)

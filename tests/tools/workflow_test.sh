@@ -1,5 +1,5 @@
 #!/bin/sh
-# The workflow of tools/README.md: every command that it runs, in the order of its steps, with plans of a
+# The workflow of the guide's page on CI: every command that it runs, in the order of its steps, with plans of a
 # project; cmake and dpkg, which would build all anew, are stand-ins. Usage: workflow_test.sh SOURCES BUILD
 # shellcheck disable=SC2016  # patterns with backticks
 set -eu
@@ -10,10 +10,10 @@ fail() {
   echo "FAILED: $1"
   exit 1
 }
-sed -n '/^```yaml/,/^```$/p' "$sources/tools/README.md" | sed '/^```/d' >"$work/workflow.yml"
+sed -n '/^```yaml/,/^```$/p' "$sources/tools/guide/how-to/guard-in-ci.md" | sed '/^```/d' >"$work/workflow.yml"
 # If PyYAML is there, the steps are those that it reads.
 sed -n 's/^ *- run: //p' "$work/workflow.yml" >"$work/commands"
-[ "$(wc -l <"$work/commands")" -ge 4 ] || fail "the README has no workflow with commands"
+[ "$(wc -l <"$work/commands")" -ge 4 ] || fail "the page has no workflow with commands"
 if python3 -c 'import yaml' 2>/dev/null; then
   python3 - "$work/workflow.yml" >"$work/read" <<'Y' || fail "is no workflow"
 import sys, yaml

@@ -31,9 +31,9 @@ struct CompareFlags {
 /// Adds the options that say so to a command.
 void AddCompareOptions(CLI::App* app, CompareFlags* flags);
 
-/// The same as Compare takes it, but for numbers of micro-batches and limits. Reads the costs that
-/// are named, and all other values. Throws UsageError for a value that its option does not take,
-/// Error for what does not go together. `assumed` as for ResolveCosts.
+/// The request that Compare takes, without numbers of micro-batches and limits. Reads the named
+/// costs and all other values. Throws UsageError for a value that its option does not take, Error
+/// for values that contradict each other. `assumed` as for ResolveCosts.
 CompareRequest ResolveCompare(const CompareFlags& flags,
                               std::vector<std::string>* assumed = nullptr);
 

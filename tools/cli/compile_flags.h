@@ -43,8 +43,8 @@ struct CompileRequest {
 /// than the spec says.
 void CheckChunks(const Spec& spec);
 
-/// Reads the costs and the model that are named, and all values. Throws UsageError for a value that
-/// its option does not take, Error for what does not go together. `assumed` as for ResolveCosts.
+/// Reads the named costs and model, and all values. Throws UsageError for a value that its option
+/// does not take, Error for values that contradict each other. `assumed` as for ResolveCosts.
 CompileRequest ResolveCompile(const CompileFlags& flags,
                               std::vector<std::string>* assumed = nullptr);
 

@@ -69,8 +69,8 @@ int RunMain(std::string_view program, const std::function<int()>& body);
 int RunMain(std::string_view program, int argc, char** argv,
             const std::function<int(const std::vector<std::string>& words)>& body);
 
-/// Says what RunMain would of an error that nothing can be cleaned up after, and ends the process
-/// with the same exit code, without a destructor; what is half written is removed.
+/// Prints an error as RunMain does, removes half-written files, and ends the process with the same
+/// exit code, without a destructor. For errors after which nothing can be cleaned up.
 [[noreturn]] void EndAtOnce(std::string_view program, const std::exception_ptr& error);
 
 }  // namespace contraflow

@@ -23,8 +23,8 @@ std::string Shown(const std::string& text) { return text.substr(0, 64); }
 
 std::string Quoted(const std::string& text) { return "\"" + Shown(text) + "\""; }
 
-/// Text of a decimal number of type T in [low, high], which becomes what the parser reads the same
-/// way; it takes octal, too.
+/// Turns a decimal number of type T in [low, high] into text that CLI11 reads the same way. CLI11
+/// takes octal, too.
 template <typename T>
 CLI::Validator IntegerIn(const std::string& name, T low, T high) {
   const auto read = [=](std::string& text) -> std::string {
@@ -157,7 +157,7 @@ std::string DescribeWithCommands(const CLI::ParseError& error, const CLI::App& a
   return name + ": " + Describe(error, *command) + see + " " + name + " --help";
 }
 
-/// Help as wide as the terminal: options in a column, what they are beside it.
+/// Prints help as wide as the terminal: options in a column, their descriptions in the next.
 class HelpFormatter : public CLI::Formatter {
  public:
   HelpFormatter() {

@@ -18,7 +18,7 @@ class Option;
 
 namespace contraflow {
 
-/// Has --help as wide as the terminal. Commands that are added behind it take after it.
+/// Has --help as wide as the terminal. Commands that are added later have it, too.
 void UseHelpFormatter(CLI::App* app);
 
 /// An option that takes a whole number, `least` or more. Text that is none, or does not fit the
@@ -59,7 +59,7 @@ CLI::Option* AddPlan(CLI::App* app, std::string* field, const std::string& name 
 /// Throws UsageError unless --capacity is a share that experts can take.
 void CheckCapacity(double capacity);
 
-/// A file, and what the user calls it: "the plan", "--trace".
+/// A file and its name in errors: "the plan", "--trace".
 struct NamedFile {
   std::string what, path;
 };

@@ -28,8 +28,8 @@ Time Ticks(const GivenTime& value, Unit unit, const char* flag) {
   return ReadOption([&] { return ToTicks(value, unit, flag); });
 }
 
-/// A figure that is not given, of which parts are: it stays where it was no sum and can be so with
-/// the new parts, none longer than `least`, else it is their sum. Returns what was assumed, or "".
+/// Finds a figure from given parts. It keeps its value if that was no sum and is possible with the
+/// new parts, none longer than `least`; otherwise it is their sum. Returns the assumption, or "".
 std::string SumUnlessKept(const char* key, Time before, Time sum_before, Time least, Time sum,
                           Unit unit, Time* whole) {
   *whole = before;
@@ -43,8 +43,8 @@ std::string SumUnlessKept(const char* key, Time before, Time sum_before, Time le
          " now, and taken as their sum, " + FormatTime(sum, unit);
 }
 
-/// Puts the figures that are given over one stage; `known`: that has costs of its own. Returns what
-/// was assumed, or "".
+/// Overrides one stage with the given figures; `known`: the stage has costs of its own. Returns the
+/// assumption, or "".
 std::string Override(const CostsOption& option, bool known, double split, Unit unit,
                      StageCost* cost) {
   const StageCost before = *cost;
@@ -105,8 +105,8 @@ HostCost ReadHostLink(const std::string& text, Unit unit) {
   }
 }
 
-/// The unit that the flags bring to costs that have none: that of the first which has one. Throws
-/// UsageError where others have none, or what a stage takes is left out.
+/// Unit of the flags for costs without one: that of the first flag with a unit. Throws UsageError
+/// if another flag has none, or if a cost of a stage is missing.
 Unit UnitOfFlags(const CostsOption& option) {
   const std::pair<const char*, const std::optional<GivenTime>*> flags[] = {
       {"`f`", &option.f},   {"`b`", &option.b},   {"`w`", &option.w},
@@ -304,7 +304,7 @@ bool Says(const CostModel& costs, std::vector<int64_t> MemoryCost::*of_stages,
                              [&](const LayerCost& layer) { return (layer.*of_layer).has_value(); });
 }
 
-/// Throws Error if the costs do not say what replicas share at this stage of ZeRO.
+/// Throws Error if the costs lack the shared parts for this stage of ZeRO.
 void CheckShared(const CostModel& costs, int64_t zero) {
   const bool optimizer = Says(costs, &MemoryCost::optimizer_bytes, &LayerCost::optimizer_bytes);
   const bool gradients = Says(costs, &MemoryCost::gradient_bytes, &LayerCost::gradient_bytes);
@@ -401,7 +401,7 @@ Overlap OverlapOf(const CostsOption& option, const CostModel& costs) {
 
 namespace {
 
-/// Durations that vary by more than half are no longer near what was planned for.
+/// Largest noise: beyond half, durations are far from the plan's.
 constexpr double kMostNoise = 0.5;
 /// --until where it is not given, and the largest.
 constexpr double kUntil = 0.003, kMostUntil = 0.5;

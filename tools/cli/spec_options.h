@@ -27,7 +27,7 @@ struct CostsOption {
   std::optional<std::string> overlap = {};
   std::optional<std::string> host_link = {};
 
-  /// True if any of them says what something costs.
+  /// True if any option gives a cost.
   bool given() const {
     return file || text || read || f || b || w || bw || fb || comm || host_link;
   }
@@ -77,8 +77,8 @@ CostModel UnitCosts();
 CostModel ResolveCosts(const CostsOption& option, const CostModel& base,
                        std::vector<std::string>* assumed = nullptr);
 
-/// Says on stderr, in one line, what was assumed of how many stages ever; nothing where it is
-/// empty.
+/// Prints the assumptions on stderr, in one line for any number of stages; nothing if there are
+/// none.
 void Warn(const std::vector<std::string>& assumed);
 
 /// Throws Error if a cost of chunks is given, which a plan of components, or costs of `layers`,
@@ -99,8 +99,8 @@ struct DeviceMemoryOption {
   std::optional<int64_t> zero;
 };
 void AddDeviceMemoryOptions(CLI::App* app, DeviceMemoryOption* option);
-/// Puts them into the spec and its costs. Throws UsageError for what is no size, Error where the
-/// costs do not say what activations take.
+/// Puts the options into the spec and its costs. Throws UsageError for a malformed size, Error if
+/// the costs lack the bytes of activations.
 void ApplyDeviceMemory(const DeviceMemoryOption& option, Spec* spec);
 
 /// --partition, for these costs; nothing where it is not given. Throws UsageError.

@@ -7,21 +7,20 @@
 
 namespace contraflow {
 
-/// Columns of standard output: of its terminal or, where it is none, what $COLUMNS says. Nothing:
-/// as many as a line takes.
+/// Columns of standard output: those of its terminal, else $COLUMNS. No value means no limit.
 std::optional<int> OutputWidth();
 
 /// Columns of the terminal that this descriptor is; nothing if it is none.
 std::optional<int> TerminalWidth(int fd);
 
-/// The same as OutputWidth for what is laid out anew, such as --help: 80 where nothing is said.
+/// Columns of text that is laid out anew, such as --help: OutputWidth, else 80.
 int HelpWidth();
 
 /// Code points of UTF-8 text.
 int TextWidth(const std::string& text);
 
 /// Text with lines of at most `width` columns: longer ones are broken at spaces, and go on below
-/// where they begin or, behind a label ("makespan  4 s, .."), below that.
+/// where they begin or, after a label ("makespan  4 s, .."), below that.
 std::string Wrapped(const std::string& text, int width);
 
 /// Keeps parts of these words, between "/" and "=", that have new lines: the paths that a shell
@@ -43,7 +42,7 @@ Verbosity GetVerbosity();
 /// A line on standard error, legible, unless quiet; on a terminal broken as Wrapped does.
 void Say(const std::string& line);
 
-/// True if what has been done is to be said without being asked for: on a terminal, or verbose.
+/// True if commands report finished work without being asked: on a terminal, or verbose.
 bool SaysWhatWasDone();
 
 }  // namespace contraflow

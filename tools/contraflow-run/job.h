@@ -71,9 +71,9 @@ class RunCheckpoints {
   /// Checkpoint that --resume found, as a line for the report; "" without it.
   const std::string& note() const { return note_; }
 
-  /// Whether there is one behind this step, which is not the last.
+  /// Whether there is one after this step, which is not the last.
   bool DueAfter(int step) const;
-  /// Behind every step: begins the checkpoints that are due; `last`: the training ends with it.
+  /// After every step: begins the checkpoints that are due; `last`: the training ends with it.
   void AfterStep(int step, bool last, Run& run);
   /// Waits for what is being written. Returns why the last checkpoint on disk was not made, "" if
   /// it was.

@@ -13,7 +13,7 @@ namespace contraflow {
 /// that who reads whole lines never sees a part of one.
 class StepFile {
  public:
-  /// Opens or makes the file and cuts away the steps behind `done`, which come again, and a line
+  /// Opens or makes the file and cuts away the steps after `done`, which come again, and a line
   /// that a killed run has left torn. Throws Error if it is something else, or cannot be written.
   StepFile(const std::string& path, int done);
   StepFile(const StepFile&) = delete;

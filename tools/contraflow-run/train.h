@@ -49,7 +49,7 @@ class LaunchedRun {
   virtual Run& run() = 0;
   /// Null without --check.
   virtual RunCheck* check() = 0;
-  /// Behind the last step; all processes.
+  /// After the last step; all processes.
   virtual void Close() {}
 };
 

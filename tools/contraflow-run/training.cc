@@ -93,7 +93,7 @@ int Training::Train() {
   if (job_.leads() && !options_.jsonl.empty()) file_.emplace(options_.jsonl, done_);
   if (!options_.json && output_) output_->Say(Heading());
   for (int step = first_; step <= options_.steps && difference_.empty(); ++step) {
-    // All processes begin a step together, or end together behind the one before.
+    // All processes begin a step together, or end together after the one before.
     if (job_.Barrier() || Stopped()) asked_ = true;
     if (asked_ && !begun_) break;
     begun_ = !asked_ && MayBeginAhead(step + 1) && run_.BeginAhead(step + 1);

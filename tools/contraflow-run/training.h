@@ -113,7 +113,7 @@ class Training {
   Replay replay_;            // likewise
   Stragglers stragglers_;    // likewise
   bool asked_ = false;       // to stop before the last step
-  bool begun_ = false;       // whether the step behind the one under way has begun too
+  bool begun_ = false;       // whether the step after the one under way has begun too
   StepResult last_;
   int timed_ = 0;               // the last step of which times are known; 0: none
   Timeline timeline_;           // of that

@@ -30,7 +30,7 @@ struct CheckOptions {
   std::string bounds, golden, junit, annotations = "none";
   bool json = false, quiet = false, verbose = false;
 
-  /// True where what is wrong with a plan is told as a result of it, among others.
+  /// True if a fault of a plan is one of several results.
   bool reports() const {
     return json || !junit.empty() || annotations != "none" || plans.size() > 1;
   }

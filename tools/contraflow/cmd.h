@@ -14,12 +14,13 @@ struct Command {
   std::string_view name;
   std::string_view summary;
   std::string_view example;  ///< a whole command line, shown by --help
-  /// Adds the command's options to `app` and returns what to run once they are parsed. That
+  /// Adds the command's options to `app` and returns the function to run once they are parsed. That
   /// returns the exit code; bad input throws Error or UsageError.
   std::function<int()> (*add)(CLI::App* app);
 };
 
-/// Adds `init`, a command of its own, to `costs`; returns what to run if its words were given.
+/// Adds `init`, a command of its own, to `costs`. Returns the function to run if its words were
+/// given.
 std::function<int()> AddCostsInit(CLI::App* init);
 
 extern const Command kCheckCommand;

@@ -98,7 +98,7 @@ int RunPareto(const CompareCommand& options, CompareRequest request) {
   return front.empty() ? kExitInput : kExitFine;
 }
 
-/// The names of --vary; none for all. Throws UsageError for what is none.
+/// Returns the names of --vary; none for all. Throws UsageError for an unknown name.
 std::vector<std::string> NamesToVary(const std::string& list) {
   std::vector<std::string> names;
   if (list == "all") return names;
@@ -127,7 +127,7 @@ std::vector<Variation> VaryAll(const CompareCommand& options, CompareRequest req
               [&](std::string_view name) { progress.Say("with other " + std::string(name)); });
 }
 
-/// One comparison with what is asked for beside its table.
+/// Prints one comparison, its table and the other output that flags ask for.
 void PrintOne(const CompareCommand& options, const std::vector<Point>& points,
               const std::vector<std::string>& assumed) {
   const Point& point = points.front();

@@ -25,7 +25,7 @@
 namespace contraflow {
 namespace {
 
-/// Plan to compile, and what becomes of it.
+/// A plan to compile, and its output.
 struct CompileCommand : CompileFlags {
   std::string dump_after;
   std::string output;

@@ -44,7 +44,7 @@ Json StageToJson(const StageCost& cost, Unit unit) {
           {"fb", TimeToJson(cost.fb, unit)}};
 }
 
-/// One entry of the layers: what one of its layers costs as a stage of its own.
+/// One entry of the layers, with the costs of one layer as a stage of its own.
 struct LayerRow {
   std::string name;
   int repeat = 1;
@@ -167,7 +167,7 @@ std::string CostsText(const CostModel& costs) {
 
 std::function<int()> AddCosts(CLI::App* app) {
   const auto options = std::make_shared<CostsOptions>();
-  // Not required: what is required takes "init" for a file.
+  // Not required: a required option would take "init" for a file.
   CLI::Option* const file =
       app->add_option("FILE|PROFILE", options->file, kCostsHelp)->type_name("");
   AddOverlapOption(app, &options->costs);

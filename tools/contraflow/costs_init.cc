@@ -108,7 +108,7 @@ std::function<int()> AddCostsInit(CLI::App* init) {
   of_model(AddFlag(init, "--tp-overlap", &options->tp_overlap,
                    "messages of --tp run beside matmuls, but for one part of N"));
   AddText(init, "-o,--output", &options->out, "FILE", "the cost file (default: -, stdout)");
-  // The description is also a line of a list, so that the empty line behind it comes from here.
+  // The description is also a line of a list, so that the empty line after it comes from here.
   UseHelpFormatter(init);
   init->get_formatter()->label("Usage", "\nUsage");
   init->footer("Example: contraflow costs init -o costs.json");

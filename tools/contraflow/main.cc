@@ -65,7 +65,7 @@ int Main(std::vector<std::string> words) {
     added->footer("Example: " + std::string(command->example));
     added->final_callback([&code, run = command->add(added)] { code = run(); });
   }
-  // From here on for what is not in a command: all that follows a word that is none is not read.
+  // Set after the commands, so outside of them alone: words after an unknown one are not read.
   app.prefix_command();
   app.parse_complete_callback([&app] {
     if (app.remaining_size() > 0) throw CLI::ExtrasError(app.get_name(), app.remaining());

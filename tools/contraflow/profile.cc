@@ -55,7 +55,7 @@ int RunProfile(const ProfileFlags& flags) {
   const ProfiledCosts profile = Profile(flags.files, options);
   const std::string text = ProfileText(profile);
   WriteFile(flags.out, WriteCosts(profile.costs));
-  // The costs may be what standard output is for.
+  // Standard output may hold the costs.
   if (GetVerbosity() != Verbosity::kQuiet) {
     flags.out == "-" ? static_cast<void>(std::fputs(Legible(text).c_str(), stderr)) : Print(text);
   }

@@ -19,8 +19,8 @@ struct ScheduleFile {
 /// Reads either, whatever it is called.
 ScheduleFile ReadScheduleFile(const std::string& path);
 
-/// The same for its times: a plan of a CSV has the semantics that its messages need, and what is to
-/// be known about the CSV is said on stderr.
+/// Reads a schedule for its times. A plan of a CSV has the semantics that its messages need, and
+/// notes about the CSV go to stderr.
 ScheduleFile ReadTimedSchedule(const std::string& path);
 
 /// The costs of either, as CostsForPlan has them; no backward costs anything where it was added.

@@ -120,7 +120,7 @@ PagePlan OnPage(const Shown& shown) {
           .broken = &*shown.broken};
 }
 
-/// The plans one above the other and, below the one plan, what was measured of it.
+/// Draws the plans one above the other and, below a single plan, its measured run.
 std::string Page(const ShowOptions& options) {
   std::vector<Shown> shown;
   for (const std::string& path : options.plans) shown.push_back(ShowPlan(path));

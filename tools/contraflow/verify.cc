@@ -31,14 +31,14 @@ struct VerifyOptions {
   bool json = false, quiet = false;
 };
 
-/// A file, and what was found in it.
+/// A file and its findings.
 struct Verdict {
   std::string path;
   std::string unreadable;  ///< why there is nothing to prove
   bool csv = false;
   Plan plan;
   TorchCsvNotes notes;
-  /// Under which semantics: what was asked for, or what the plan needs.
+  /// Semantics that were asked for, or that the plan needs.
   std::optional<Semantics> semantics;
   std::vector<Finding> findings;
   std::string circle;  ///< under stricter semantics; CircleText
@@ -73,7 +73,7 @@ Verdict Judge(const std::string& path, const std::optional<Semantics>& asked) {
   return verdict;
 }
 
-/// The same of one file among several: what is wrong with it keeps none of the others from proof.
+/// Judges one file among several: a fault of one keeps no other from its proof.
 Verdict JudgeOneOf(const std::string& path, const std::optional<Semantics>& asked) {
   try {
     return Judge(path, asked);

@@ -38,16 +38,16 @@ struct TorchCsvOptions {
 /// compute_only it is the compute order, from which torch.distributed.pipelining makes its own
 /// communication; with messages, the plan's own in their order, and around them what that release
 /// wants beside: WAIT_SEND_F where the gradient has come back and WAIT_SEND_B at the end,
-/// REDUCE_GRAD and WAIT_REDUCE_GRAD behind the last weight gradient of a stage, or where the plan
-/// has its REDUCE, UNSHARD at the start of a row and RESHARD behind the gradients. Groups are
+/// REDUCE_GRAD and WAIT_REDUCE_GRAD after the last weight gradient of a stage, or where the plan
+/// has its REDUCE, UNSHARD at the start of a row and RESHARD after the gradients. Groups are
 /// posted one by one. Recompute and offload have no cells: see TorchNotes.
 /// Throws Error if a stage lives on two ranks, which PyTorch cannot express; if the plan has
 /// components; if a loss is out of turn (LossOutOfTurn); if the release lacks a cell, with the one
 /// that has it; and, with messages, if there are none, or groups that are not sound one by one.
 std::string WriteTorchCsv(const Plan& plan, const TorchCsvOptions& options = {});
 
-/// Notes on what that file cannot say of the plan and its modules must do: "checkpoint stages 0,1:
-/// ...".
+/// Returns notes on the parts of a plan that the file lacks, for the modules to do: "checkpoint
+/// stages 0,1: ...".
 std::vector<std::string> TorchNotes(const Plan& plan);
 
 /// How a CSV was read.

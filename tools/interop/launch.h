@@ -15,14 +15,14 @@ std::string_view Name(Framework framework);  ///< "any" "megatron" "torch" "torc
 /// "megatron", "torch" or "torchtitan". Throws Error with these names.
 Framework ParseFramework(std::string_view name);
 
-/// A run of a plan: what its framework is told beside the plan itself.
+/// Arguments of a run, in addition to the plan itself.
 struct Launch {
   Framework framework = Framework::kAny;
   int micro_batch = 1;   ///< sequences
   int64_t sequence = 0;  ///< tokens
   int zero = 0;
   bool fp8 = false;
-  bool tp_overlap = false;  ///< messages of tensor parallelism run beside matmuls
+  bool tp_overlap = false;         ///< messages of tensor parallelism run beside matmuls
   bool experts = false;            ///< the model has experts
   std::string optimizer = "adam";  ///< as --optimizer of `contraflow plan` takes it
 };

@@ -99,8 +99,8 @@ int CheckInterleaved(const Plan& plan, const std::vector<Program>& order, Spec s
   return round;
 }
 
-/// How much of every chunk is recomputed before its backward, nothing if none is; throws if only
-/// some are, or what has no arguments.
+/// Returns the recomputed part of every chunk, none if nothing is recomputed. Throws if only some
+/// chunks are, or if no argument says it.
 std::optional<RecomputeExtent> Recomputes(const Plan& plan) {
   int64_t count = 0;
   for (const Program& program : plan.programs) {
@@ -141,8 +141,8 @@ int64_t CountOf(const LayerLayout& layout, char letter) {
   return count;
 }
 
-/// How many transformer layers of each stage run again, which is what Megatron-LM counts, where the
-/// first `count` layers of the costs do. Throws Error if that is not as many of each.
+/// Counts the transformer layers of each stage that run again, as Megatron-LM does, for the first
+/// `count` layers of the costs. Throws Error if stages differ.
 int64_t TransformerLayers(const Plan& plan, const LayerLayout& layout, int count) {
   std::optional<int64_t> of_all;
   for (size_t s = 0; s < layout.size(); ++s) {

@@ -30,7 +30,7 @@ Partition SpreadLayers(int layers, int stages) {
 
 bool StagesAreAlike(const Plan& plan) {
   if (!plan.costs) return true;
-  // Stages that were cut from equal ones may differ in what was rounded.
+  // Stages that were cut from equal ones may differ by rounding.
   const auto close = [](Time a, Time b) { return std::abs(a - b) <= 2 + std::max(a, b) / 1000; };
   const std::vector<StageCost>& stages = plan.costs->stages;
   return std::ranges::all_of(stages, [&](const StageCost& stage) {

@@ -11,10 +11,11 @@ namespace contraflow {
 /// The layers of stages whose costs do not say them, where --layers is missing.
 enum class UnknownLayers : uint8_t { kOneEach, kRefuse };
 
-/// The layers of each stage of a plan for another system: as `layers` says, else those its costs
-/// have. A number is spread over the stages, what is left over one each from stage 1 on, since the
-/// first one has the embedding. Throws Error, about --layers, if that is no such text, does not
-/// agree with the costs or the stages, or is missing where stages are unlike or `unknown` refuses.
+/// Returns the layers of each stage of a plan for another system: as `layers` says, else those of
+/// its costs. A number is spread over the stages; the remainder goes one each to the stages from 1
+/// on, since the first one has the embedding. Throws Error, about --layers, if the text is
+/// malformed, contradicts the costs or the stages, or is missing where stages are unlike or
+/// `unknown` refuses.
 LayerLayout LayersOfStages(const Plan& plan, const std::optional<std::string>& layers,
                            UnknownLayers unknown);
 

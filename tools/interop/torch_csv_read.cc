@@ -196,7 +196,7 @@ class Reader {
                 (old_ && what != "forward" ? "; " + std::string(kOldLetters) : ""));
   }
 
-  /// `later` must stand behind `earlier` in their row.
+  /// `later` must stand after `earlier` in their row.
   void CheckBehind(const Action& later, const Action& earlier) const {
     if (later.place.column > earlier.place.column) return;
     Fail(later.place, later.Text() + ": must come after " + earlier.Text() + ", which is at " +
@@ -264,7 +264,7 @@ class Reader {
          action.Text() + ": there are " + std::to_string(microbatches_) + " micro-batches only");
   }
 
-  /// Gives messages their peers, and every stage a STEP: PyTorch's optimizer runs behind all.
+  /// Gives messages their peers, and every stage a STEP: PyTorch's optimizer runs after all.
   void FinishMessages() {
     for (const Action& wait : waits_) CheckMicrobatch(wait);
     if (!marked_) plan_.marks.clear();
@@ -272,7 +272,7 @@ class Reader {
     plan_.level = Level::kComm;
     for (const auto& [action, index] : messages_) {
       CheckMicrobatch(action);
-      // SEND_F and RECV_B stand at the stage before the hop, the two others at the one behind it.
+      // SEND_F and RECV_B stand at the stage before the hop, the two others at the one after it.
       const bool before = action.type == Type::kSendF || action.type == Type::kRecvB;
       if (!Crosses(before ? action.stage : action.stage - 1)) {
         Fail(action.place, action.Text() + ": stage " + std::to_string(action.stage) + " has no " +

@@ -22,7 +22,7 @@ std::string Cell(const char* type, int stage, int microbatch) {
   return std::to_string(stage) + type + std::to_string(microbatch);
 }
 
-/// "" for what has no cell.
+/// Returns the cell of an instruction, "" if it has none.
 std::string CellOf(const Instruction& i) {
   if (i.op == Op::F) return Cell("F", i.stage, i.microbatch);
   if (i.op == Op::B) return Cell("I", i.stage, i.microbatch);
@@ -187,7 +187,7 @@ class CommsRow {
     if (i.op == Op::SEND_B) backwards_.push_back(i);
     if (const std::string cell = CellOf(i); !cell.empty()) row_.Add(cell);
     if (HasBackward(i.op)) {
-      // The gradient of what was sent has come back.
+      // The gradient of the sent activation has come back.
       const auto sent = forwards_.find({BackStage(i), BackMicrobatch(i)});
       if (sent != forwards_.end()) {
         Wait(sent->second);

@@ -67,7 +67,7 @@ class Dot {
     out_ += "}\n";
   }
 
-  /// Without what the edges say: peer, lane and after.
+  /// Leaves out the keys that edges show: peer, lane and after.
   static std::string Label(Instruction i) {
     i.lane = Lane::kNone;
     i.after_count = 0;

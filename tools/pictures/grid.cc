@@ -10,7 +10,7 @@
 #include "tools/report/text.h"
 
 // Every row is laid out on one long canvas of columns and then cut into bands. Box edges are
-// rounded to columns independently, so errors never add up and what starts together stands
+// rounded to columns independently, so errors never add up, and boxes that start together stand
 // together.
 
 namespace contraflow {
@@ -113,7 +113,7 @@ char SymbolOf(const Box& box) {
 /// Ends the box of an instruction that a finding is about.
 constexpr char kWrong = '!';
 
-/// The lines that say what labels and colours mean.
+/// Returns the legend of labels and colours.
 std::string GridLegend(const Picture& picture, bool color) {
   std::string out;
   const bool components = HasComponents(picture);
@@ -158,7 +158,7 @@ constexpr int kIdle = -1;
 constexpr LabelDetail kDetails[] = {LabelDetail::kLayer, LabelDetail::kMicrobatch,
                                     LabelDetail::kName};
 
-/// One column of one row: what stands there, on which colour.
+/// One column of one row: its character and its colour.
 struct Column {
   std::string glyph = ".";
   int color = kIdle;
@@ -173,7 +173,7 @@ class GridDrawing {
       number = std::max(number, TextWidth(std::to_string(row.rank)));
       lane = std::max(lane, static_cast<int>(row.lane.size()));
     }
-    // "rank ", the number and the lane, each with a space behind it.
+    // "rank ", the number and the lane, each with a space after it.
     number_ = number;
     prefix_ = 6 + number + (lane > 0 ? lane + 1 : 0);
     room_ = std::max(1, style.width - prefix_);

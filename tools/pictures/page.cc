@@ -100,7 +100,7 @@ std::string Script() {
   return out;
 }
 
-/// page.html with what its marks, such as {{title}}, stand for.
+/// Returns page.html with values for its marks, such as {{title}}.
 std::string Fill(std::span<const std::pair<std::string_view, std::string_view>> values) {
   const std::string_view page = Asset("page.html");
   std::string out;

@@ -29,9 +29,9 @@ struct PagePlan {
 /// A sound plan as it is predicted; all three must outlive it.
 PagePlan PageOf(const Plan& plan, const CostModel& costs, const Report& report, std::string name);
 
-/// A self-contained HTML page without requests to anywhere: the plans one above the other on one
-/// axis of time, to zoom into and to ask. It opens with what `view` says, of each of them. Throws
-/// Error for more than kMostOnPage instructions.
+/// Draws a self-contained HTML page without network requests: the plans one above the other on one
+/// axis of time, to zoom into and to inspect. It opens with `view` of each plan. Throws Error for
+/// more than kMostOnPage instructions.
 std::string DrawPage(std::span<const PagePlan> plans, const View& view);
 
 /// A plan as a JSON value for the page, its instructions packed into text; page_data.cc has the

@@ -14,7 +14,7 @@
 
 namespace contraflow {
 
-/// One chunk or component in a picture of a plan: what is written into a box.
+/// One chunk or component in a picture of a plan, with the label of its box.
 struct Part {
   Op op = Op::F;  ///< any but FB and messages
   int stage = 0;
@@ -86,7 +86,7 @@ View Within(View view, Time makespan, Unit unit);
 Picture MakePicture(const Plan& plan, const CostModel& costs, const Simulation& simulation,
                     const View& view);
 
-/// The same of a plan that is not sound, drawn up to where it stands, with what is wrong.
+/// Makes the picture of a plan that is not sound, up to where it stands, with its findings.
 Picture MakeBrokenPicture(const Plan& plan, const CostModel& costs, const BrokenRun& broken,
                           const View& view);
 
@@ -143,8 +143,8 @@ std::string DrawGrid(const Picture& picture, const GridStyle& style);
 inline constexpr int kMinSvgWidth = 200;
 inline constexpr int kMaxSvgWidth = 100'000;
 
-/// The picture as a self-contained SVG drawing, so many pixels wide: every box says what and when
-/// under the pointer. By default every label has room, as far as the drawing stays below 4,000.
+/// Draws a self-contained SVG, `width` pixels wide. Every box has a tooltip with its instruction
+/// and times. By default every label has room, as far as the drawing stays below 4,000.
 std::string DrawSvg(const Picture& picture, std::optional<int> width = std::nullopt);
 
 /// Most instructions of a plan that WriteDot takes: Graphviz needs minutes for so many.

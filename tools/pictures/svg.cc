@@ -127,7 +127,7 @@ class Drawing {
   }
 
  private:
-  /// Room behind the picture: what stands has its instruction there.
+  /// Room right of the picture, for the instruction of a rank that stands still.
   Hundredths Right() const {
     size_t longest = 0;
     for (const StoppedRank& stop : picture_.stops) longest = std::max(longest, stop.text.size());
@@ -172,11 +172,11 @@ class Drawing {
   std::string Ruler(Hundredths bottom) const {
     if (picture_.to == picture_.from) return "";
     std::string out;
-    Hundredths free = 0;  // behind the last label
+    Hundredths free = 0;  // after the last label
     const Time step = RulerStep(static_cast<Time>(std::ceil(60'00 / scale_)));
     for (Time time = picture_.from; time <= picture_.to; time += step) {
       const std::string label = FormatFigure(time, picture_.unit);
-      // The last one stands before its mark where it would end behind the drawing.
+      // The last one stands before its mark where it would end after the drawing.
       const auto room = static_cast<Hundredths>(kDigit * static_cast<double>(label.size()));
       const bool before = At(time) + 300 + room > At(picture_.to) + Right();
       out += "<path class=\"mark\" d=\"M" + Px(At(time)) + " " + Px(kHeadRoom - 600) + "V" +

@@ -33,7 +33,7 @@ class PlannerCosts {
 
  private:
   const PlanRequest& request_;
-  /// By tp, cp, ep, etp, micro-batch, and 1 where a node holds all copies of a stage.
+  /// Keys are tp, cp, ep, etp, micro-batch, and 1 where a node holds all copies of a stage.
   std::map<std::array<int, 6>, CostModel> made_;
 };
 

@@ -48,6 +48,11 @@ std::string MeasuredOn(const PlanRequest& request) {
   return some ? request.gpu.name + ", where it has its own, H100 and H800" : "H100 and H800";
 }
 
+constexpr const char* kTpOverlaps = "messages of tp run beside matmuls, but for one part of tp";
+constexpr const char* kTpWaits =
+    "messages of tp and matmuls wait for each other; --tp-overlap where the framework overlaps "
+    "them";
+
 std::string ActivationsText(Activations activations) {
   switch (activations) {
     case Activations::kIdeal:
@@ -77,18 +82,14 @@ std::vector<std::string> AssumptionsOf(const PlanRequest& request) {
       "MFU: forward and backward FLOPs without recompute, by the GPU's " +
           std::string(request.fp8 ? "fp8" : "bf16") + " peak",
       "all-to-alls overlap with compute as components do; tokens spread evenly over experts",
-      request.tp_overlap ? "messages of tp run beside matmuls, but for one part of tp"
-                         : "messages of tp wait for matmuls and these for them; --tp-overlap where "
-                           "the framework overlaps them",
+      request.tp_overlap ? kTpOverlaps : kTpWaits,
       "optimizer " + std::string(request.optimizer->name) + ": " +
           std::to_string(request.optimizer->of_matrices) + " bytes a parameter (" +
           std::string(request.optimizer->text) + "), gradients of " +
           std::to_string(request.optimizer->gradient) + "; activations as " +
           ActivationsText(request.activations),
       "ZeRO-1 where replicas share parameters: in these costs it is never longer than ZeRO-0",
-      "not looked at: ZeRO-2 and ZeRO-3 without --fix, offloading; cp only for parts of at least "
-      "4096 "
-      "tokens"};
+      "not looked at: ZeRO-2 and ZeRO-3 without --fix, offloading, cp for parts below 4096 tokens"};
   if (!request.scaled_by.empty()) {
     lines.push_back("efficiencies are " + Rounded(request.scale, 1000) +
                     " times as high: " + request.scaled_by);

@@ -33,7 +33,7 @@ bool Ended(const std::future<void>& ended, milliseconds wait) {
   return ended.wait_for(wait) == std::future_status::ready;
 }
 
-/// At the exit of the interpreter: the work uses what goes away behind it.
+/// At the exit of the interpreter: the work uses what goes away after it.
 void AwaitLeft() {
   for (Left& left : AllLeft()) {
     if (left.process != getpid()) continue;

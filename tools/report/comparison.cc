@@ -61,7 +61,7 @@ std::optional<Parallel> KnownParallel(const Spec& spec) {
 
 std::string NameOf(const CompareRow& row) {
   if (row.provenance) return row.schedule + " (" + row.provenance->placement + ")";
-  // The best of what Spec::target runs.
+  // With Spec::target, `auto` is the best schedule that the target runs.
   const bool other = row.report && row.report->schedule != row.schedule;
   return row.schedule + (other ? " (" + row.report->schedule + ")" : "");
 }

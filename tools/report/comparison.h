@@ -32,8 +32,8 @@ std::string ComparedHead(const CompareRequest& request, bool costs_given, bool o
 /// Says where published rows with F&B pairs are compared without their overlap; "" elsewhere.
 std::string NoteOnPairs(const CompareRequest& request, std::span<const CompareRow> rows);
 
-/// The table of one comparison, why schedules are rejected, the advice, and what the columns mean.
-/// `costs_given` is false where they are the unit costs nobody asked for.
+/// Writes the table of one comparison, the reasons of rejected schedules, the advice, and a legend.
+/// `costs_given` is false for the unit costs that nobody asked for.
 std::string ComparisonText(const CompareRequest& request, std::span<const CompareRow> rows,
                            bool costs_given, bool wide = false);
 
@@ -72,8 +72,8 @@ std::vector<int> ParseMicrobatches(const std::string& text);
 /// The limits of "1x,1.25x", or one; { "" } for none. Each once, and checked later.
 std::vector<std::string> ParseMemoryLimits(const std::string& text);
 
-/// Every pair of a number of micro-batches and a limit that the flags ask for, without rows. Throws
-/// UsageError or Error for what no schedule can be blamed for. `assumed` as for ResolveCosts.
+/// Returns every pair of a number of micro-batches and a limit in the flags, without rows. Throws
+/// UsageError or Error for faults that no schedule causes. `assumed` as for ResolveCosts.
 std::vector<Point> MakePoints(const CompareFlags& flags,
                               std::vector<std::string>* assumed = nullptr);
 

@@ -19,7 +19,7 @@ std::string Saving(Time now, Time before) {
   return FormatPercent(static_cast<double>(before - now) / static_cast<double>(before));
 }
 
-/// One column of the table: its heading, and what stands in it for a schedule.
+/// One column of the table: its heading, and the text of a schedule's cell.
 struct ComparedFigure {
   const char* heading;
   std::function<std::string(const CompareRow&)> cell;

@@ -148,7 +148,7 @@ Difference Differ(const Plan& left, const Plan& right) {
   if (difference.equal) return difference;
   const std::vector<std::string> was = Head(left), is = Head(right);
   difference.fields = FormatEdits(was, is, "plan, field");
-  // Costs that differ in what one line does not show.
+  // Costs may differ in details that the line does not show.
   if (left.costs != right.costs && was == is) difference.fields = "@@ costs differ in detail\n";
   for (size_t rank = 0; rank < std::max(left.programs.size(), right.programs.size()); ++rank) {
     const std::string place = "rank " + std::to_string(rank) + ", ";

@@ -20,7 +20,7 @@ struct PlanFigures {
   int64_t bytes = 0, total = 0;  ///< 0 where the costs have none
 };
 
-/// Differences between two plans, as edits (FormatEdits) of what each line says.
+/// Differences between two plans, line by line, as edits (FormatEdits).
 struct Difference {
   struct Rank {
     int rank = 0;

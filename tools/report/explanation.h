@@ -26,7 +26,8 @@ struct Explanation {
   std::vector<Time> ByCause(int rank) const;
 };
 
-/// Predicts a run, and tries what it follows: many simulations. Throws Error as Simulate does.
+/// Predicts a run and finds the costs it follows, by many simulations. Throws Error as Simulate
+/// does.
 Explanation Explain(const Plan& plan, const CostModel& costs);
 
 /// Explanation of a run that is given, without sensitivities.
@@ -38,10 +39,10 @@ Explanation ExplainBroken(const Plan& plan, const CostModel& costs, const Broken
 /// The object of `explain --json`; of a rank with each of its idle times.
 Json ExplanationToJson(const Explanation& explanation, int rank = -1);
 
-/// Idle time of each rank by cause, what the causes mean, and the costs that the makespan follows.
+/// Writes idle time of each rank by cause, a legend, and the costs that the makespan follows.
 std::string WriteExplanation(const Explanation& explanation);
 
-/// The table of idle time, and what its causes mean.
+/// Writes the table of idle time, and a legend of its causes.
 std::string CauseTable(const Explanation& explanation);
 
 /// A predicted run beside a measured one: time, ranks, operations, and the measured idle time by
@@ -56,8 +57,8 @@ std::string WriteIdle(const Explanation& explanation, int rank);
 /// Text of the work of a rank at a time in ticks, and why; "" past the end of the step.
 std::string WriteMoment(const Explanation& explanation, int rank, Time at);
 
-/// Why an instruction starts when it does: what it waited for, and that in turn, back to the start
-/// of the step, with the idle times that this made.
+/// Writes the reason of an instruction's start: the chain of waits back to the start of the step,
+/// with the idle times on the way.
 std::string WriteStart(const Explanation& explanation, InstructionRef at);
 
 }  // namespace contraflow

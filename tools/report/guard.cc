@@ -216,7 +216,7 @@ class Judgement {
   const Limits& limits_;
   const std::string& path_;
   const Report report_;
-  const std::string unit_;  // behind a time
+  const std::string unit_;  // after a time
   std::vector<LimitResult> results_;
 };
 

@@ -61,8 +61,8 @@ struct Verdict {
   bool holds() const;
 };
 
-/// Holds a sound plan against limits, each a result. Throws UsageError for a limit that is none,
-/// Error for one of what the plan or its costs do not tell.
+/// Compares a sound plan with limits, each a result. Throws UsageError for a malformed limit, Error
+/// for a limit of a figure that the plan or its costs lack.
 std::vector<LimitResult> Judge(const Plan& plan, const CostModel& costs, const Limits& limits,
                                const std::string& path);
 

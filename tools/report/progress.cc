@@ -42,7 +42,7 @@ void ProgressLine::Show() {
        ++seconds) {
     const std::string time = ": " + std::to_string(seconds) + " s";
     std::string what = Legible(what_);
-    // On a terminal one line only: of what goes on in the next, a later one would leave the first.
+    // On a terminal, one line only: a later line could not wipe one that wrapped into the next.
     if (const std::optional<int> width = TerminalWidth(STDERR_FILENO)) {
       const auto most = static_cast<size_t>(*width) - 1 - time.size();
       if (what.size() > most) what = what.substr(0, most - 3) + "...";

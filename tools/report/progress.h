@@ -14,9 +14,9 @@ namespace contraflow {
 
 struct SearchControl;  // schedules/search/search_control.h
 
-/// Says on stderr what takes so long, while it lives: on a terminal, only after a second, in one
-/// line that is wiped at the end; where it is verbose and none, a line a second. Nothing may be
-/// printed to the terminal meanwhile.
+/// Prints on stderr the work that takes long. On a terminal it waits a second and prints one line,
+/// which is wiped at the end; if verbose elsewhere, a line a second. Nothing else may print to the
+/// terminal meanwhile.
 class ProgressLine {
  public:
   explicit ProgressLine(std::string what);

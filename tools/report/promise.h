@@ -20,8 +20,8 @@ struct Promise {
 };
 Promise PromiseOf(const Plan& plan);
 
-/// A plan that was read with its own messages, with these costs and what its messages need: the
-/// weakest that PyTorch has, if they are not sound under any.
+/// Returns a plan that was read with its own messages, with these costs and the promise its
+/// messages need: the weakest of PyTorch, if they are not sound under any.
 Plan WithPromise(Plan plan, const CostModel& costs);
 
 /// "with one queue per rank", "with a queue per pair of ranks", "with a queue per directed edge",

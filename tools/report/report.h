@@ -30,14 +30,14 @@ std::vector<MemoryKind> MemoryKinds(const MemoryFigures& figures, Level level);
 /// The object of `simulate --json` (the public contract), figures in the report's unit.
 Json ReportToJson(const Report& report);
 
-/// An object as the document of a report, "simulate" for one: one line a member, and one for each
-/// element of an array. At its head say "format" (contraflow-simulate) and "version" what it is.
+/// Writes an object as the document of a report, for example "simulate": one line a member, and one
+/// for each element of an array. It begins with "format" (contraflow-simulate) and "version".
 std::string FormatJson(std::string_view report, const Json& document);
 
 /// Meaning of the letters of the formulas; stands below every table that prints one.
 extern const std::string_view kFormulaLegend;
 
-/// Stands behind a makespan of Report::without_updates.
+/// Stands after a makespan of Report::without_updates.
 inline constexpr const char* kWithoutUpdates = ", without gradient sums and optimizer";
 
 /// "1 rank", "8 ranks", "1,024 micro-batches"
@@ -66,8 +66,8 @@ std::string MemoryTable(const Report& report);
 /// Basis of a lower bound: "busy rank, rank 3: head 3 + work 24".
 std::string DescribeBound(const Bound& bound, Unit unit);
 
-/// Makespan, span, bubble ratio, lower bound and what it rests on, formula and critical path, one
-/// line each.
+/// Writes makespan, span, bubble ratio, lower bound with its argument, formula and critical path,
+/// one line each.
 std::string SummaryTable(const Plan& plan, const Report& report);
 
 /// How the simulated bubbles compare with the formula: "holds on every rank" or by how much not.

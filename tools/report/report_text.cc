@@ -34,7 +34,7 @@ std::string DescribeCriticalPath(const Plan& plan, const Report& report) {
   for (size_t i = 0; i < path.size(); ++i) {
     const Op op =
         plan.programs[static_cast<size_t>(path[i].rank)][static_cast<size_t>(path[i].index)].op;
-    // From its start to the start of what waits for it, so that the shares add up to the makespan.
+    // From its start to the start of its successor, so that the shares add up to the makespan.
     const Time end = i + 1 < path.size() ? start(path[i + 1]) : report.simulation.makespan;
     const bool message = WorkOf(op) == Work::kSend || WorkOf(op) == Work::kRecv;
     shares[message ? "communication" : std::string(Name(op))] += end - start(path[i]);
@@ -86,8 +86,8 @@ std::string DescribePlan(const Plan& plan) {
   return text + " (level " + std::string(Name(plan.level)) + ")";
 }
 
-/// "local search" of "local search from policy ahead 0 fill 100": what a reader needs of how the
-/// search came to its order; the plan file has it all.
+/// Shortens the origin of an order for readers: "local search from policy ahead 0 fill 100" becomes
+/// "local search". The plan file has it all.
 std::string Origin(const std::string& from) {
   if (from.starts_with("policy") || from.starts_with("rules")) return "list scheduling";
   return from.substr(0, from.find(" from "));

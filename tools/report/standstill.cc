@@ -44,7 +44,7 @@ std::string Lacking(const Plan& plan, const Program& program, const Instruction&
   return made ? "" : ToString(maker);
 }
 
-/// Place where rank r stands, if it does: in the cycle, else at what it waits for, else at the
+/// Finds the place where rank r stands, if it does: in the cycle, else at its wait, else at the
 /// first instruction that never runs.
 std::optional<StoppedRank> FindStop(const Plan& plan, const Standstill& standstill,
                                     const Timeline& timeline, int r) {
@@ -84,7 +84,7 @@ std::optional<BrokenRun> RunBroken(const Plan& plan, const CostModel& costs,
   BrokenRun broken{.findings = Verify(plan), .cycle = {}, .simulation = {}, .stops = {}};
   if (broken.findings.empty()) return std::nullopt;
   std::optional<Standstill> standstill = FindStandstill(plan);
-  // There is nothing to run of what has not the shape of a plan.
+  // A plan of the wrong shape cannot run at all.
   if (!standstill) RequireSound(plan, path);
   broken.simulation = SimulateUpTo(plan, costs, standstill->next);
   for (int r = 0; r < plan.ranks; ++r) {

@@ -38,7 +38,7 @@ std::optional<BrokenRun> RunBroken(const Plan& plan, const CostModel& costs,
 /// The first findings, a line each, and how many there are.
 std::vector<std::string> FindingLines(const std::vector<Finding>& findings, const Plan& plan);
 
-/// Fault of the plan, and a table of where each rank stands, what it waits for and since when.
+/// Writes the fault of the plan, and a table: each rank, its place, its wait, and since when.
 std::string WriteStandstill(const BrokenRun& broken, const Plan& plan, Unit unit);
 
 /// "stands at 4 (SEND_F s0 m2 to=1) and waits for rank 1"; "" of a rank that does not.

@@ -12,7 +12,7 @@ namespace {
 
 using Row = std::vector<std::string>;
 
-/// The columns of each part of a table: as many as the width has room for behind the first.
+/// The columns of each part of a table: as many as the width has room for after the first.
 std::vector<std::vector<size_t>> Parts(const std::vector<int>& widths, std::optional<int> width) {
   std::vector<std::vector<size_t>> parts(1);
   int used = 0;

@@ -19,7 +19,7 @@ struct Table {
 };
 
 /// One line a row, no trailing spaces, below the headings if there are any. Counts code points, so
-/// UTF-8 text aligns. Columns that are too many for the width follow below, each time behind the
+/// UTF-8 text aligns. Columns that are too many for the width follow below, each time after the
 /// first.
 std::string FormatTable(const Table& table, std::optional<int> width = OutputWidth());
 

@@ -79,7 +79,7 @@ class Batch:
             self._rows = given * self._plan.microbatches // len(self.starts)
             if self._plan.routes[0].ranks[0] == self._rank and (self._variable_shapes or self._step == 0):
                 self._store.set(f"rows/{self._step}", str(self._rows))
-                if self._step > self._plan.ranks:  # no rank is further behind
+                if self._step > self._plan.ranks:  # no rank lags by more
                     self._store.delete_key(f"rows/{self._step - self._plan.ranks - 1}")
         elif self._variable_shapes or self._rows is None:
             inside = None if torch.is_tensor(target) or not self.ends else target

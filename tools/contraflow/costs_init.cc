@@ -9,6 +9,7 @@
 #include "tools/cli/options.h"
 #include "tools/cli/terminal.h"
 #include "tools/contraflow/cmd.h"
+#include "tools/planner/calibration.h"
 #include "tools/profile/costs_file.h"
 #include "tools/profile/hf_config.h"
 #include "tools/profile/setup_options.h"
@@ -19,6 +20,7 @@ namespace {
 struct CostsInitOptions {
   std::string config, like, gpu, out = "-", dtype = "bf16";
   KeptFlags kept;
+  std::string measured;
   int tp = 1, cp = 1, ep = 1, etp = 1, seq = 4096, micro_batch = 1, gpus = 0;
   bool tp_overlap = false;
   std::vector<std::string> efficiencies;
@@ -54,15 +56,34 @@ CostSetup SetupOf(const CostsInitOptions& options, const GpuSheet& gpu) {
   return setup;
 }
 
+/// Scales the efficiencies so that a measured run of the model is predicted as it was.
+void ScaleToRun(const CostsInitOptions& options, const ModelShape& model, CostSetup* setup) {
+  if (!options.efficiencies.empty()) {
+    throw UsageError("`measured`: scales the efficiencies of the GPU; leave `efficiency` out");
+  }
+  PlanRequest request;
+  request.model = model;
+  request.gpu = *setup->gpu;
+  request.sequence = setup->sequence;
+  request.fp8 = setup->fp8;
+  request.tp_overlap = setup->tp_overlap;
+  request.gpus = options.gpus;
+  ReadOption([&] { ScaleToRun(options.measured, &request); });
+  const CostSetup scaled = request.SetupOf({});
+  setup->efficiency = scaled.efficiency;
+  setup->efficiency_note = scaled.efficiency_note;
+}
+
 std::string EstimatedCosts(const CostsInitOptions& options) {
   const GpuSheet gpu = GpuOf(options.gpu);
-  const CostSetup setup = SetupOf(options, gpu);
+  CostSetup setup = SetupOf(options, gpu);
   const std::string place = options.config == "-" ? "standard input" : options.config;
   const std::string text = ReadFile(options.config, kMaxHfConfigBytes);
   const ModelShape model = ReadHfConfig(text, place, options.like);
   if (!model.unread.empty()) {
     Say("contraflow: note: " + place + ": not read, and not in these costs: " + model.unread);
   }
+  if (!options.measured.empty()) ScaleToRun(options, model, &setup);
   for (const std::string& note : model.notes) Say("contraflow: note: " + place + ": " + note);
   return WriteCostsByLayer(model, setup, CostsOf(model, setup));
 }
@@ -98,6 +119,10 @@ std::function<int()> AddCostsInit(CLI::App* init) {
                     "share of the GPU's best that a kind of work reaches,\n"
                     "as in matmul=0.6,memory=0.8; the file lists all kinds")
                ->type_name("KIND=X,..."));
+  of_model(
+      AddText(init, "--measured", &options->measured, "KEY=X,...",
+              "a run of the model on this GPU, as contraflow plan takes it,\nwith its gpus and "
+              "global-batch; scales the efficiencies"));
   of_model(AddNumber(init, "--wait", &options->wait, "X",
                      "wait before an all-to-all, as a share of a layer's\n"
                      "compute time (default: 0.1)"));

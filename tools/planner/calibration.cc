@@ -83,6 +83,9 @@ CalibrationRun Parse(std::string_view text, const PlanRequest& request) {
   FindSchedule(run.schedule);
   run.request.gpus = NumberOf(fields, "gpus", 1, request.gpus);
   run.request.global_batch = NumberOf(fields, "global-batch", 1, request.global_batch);
+  if (run.request.gpus == 0 || run.request.global_batch == 0) {
+    throw Error("needs gpus=N and global-batch=N");
+  }
   run.request.sequence = NumberOf(fields, "seq", 1, static_cast<int>(request.sequence));
   run.request.fixed.clear();
   for (const char* const key : {"tp", "cp", "ep", "etp", "pp", "micro-batch"}) {
@@ -118,6 +121,17 @@ CalibrationRun ParseCalibrationRun(std::string_view text, const PlanRequest& req
   } catch (const Error& error) {
     throw Error("`measured`: " + std::string(error.what()));
   }
+}
+
+void ScaleToRun(const std::string& text, PlanRequest* request) {
+  const CalibrationRun run = ParseCalibrationRun(text, *request);
+  double predicted = 0;
+  request->scale = ScaleOf(run, &predicted);
+  const auto time = [](double seconds) {
+    return FormatWithUnit(static_cast<Time>(seconds / kNanosecond), Unit::kNanoseconds);
+  };
+  request->scaled_by = "a run (" + text + ") took " + time(run.seconds) +
+                       " and not the predicted " + time(predicted);
 }
 
 double ScaleOf(const CalibrationRun& run, double* predicted) {

@@ -25,4 +25,8 @@ CalibrationRun ParseCalibrationRun(std::string_view text, const PlanRequest& req
 /// sets `predicted` to the step in seconds without it. Throws Error if there is none.
 double ScaleOf(const CalibrationRun& run, double* predicted);
 
+/// Scales the efficiencies of a request so that the run in `text` is predicted as it was measured,
+/// and says so in `scaled_by`. Throws Error.
+void ScaleToRun(const std::string& text, PlanRequest* request);
+
 }  // namespace contraflow

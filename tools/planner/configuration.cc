@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
+#include <cmath>
 #include <optional>
 #include <utility>
 
+#include "compiler/files/json.h"
 #include "compiler/plan/error.h"
 #include "compiler/plan/units.h"
 
@@ -68,8 +70,8 @@ bool FitsShape(const PlanRequest& request, const Configuration& configuration) {
   }
 }
 
-/// Sets ZeRO: as fixed, else 1 where anything has a copy to share with, since that takes no longer
-/// and holds less in these costs. False if what is fixed has nothing to share.
+/// Sets ZeRO: as fixed, else 1 where anything has a copy to share with, since that takes no
+/// longer and holds less in these costs. False if what is fixed has nothing to share.
 bool SetZero(const PlanRequest& request, Configuration* configuration) {
   const Copies copies = CopiesOf(configuration->parallel(), configuration->replicas());
   const bool shares =
@@ -158,6 +160,10 @@ CostSetup PlanRequest::SetupOf(const Configuration& configuration) const {
   setup.workspace = workspace;
   setup.efficiency = EfficienciesOf(gpu, fp8);
   for (double& share : setup.efficiency) share = std::min(1.0, share * scale);
+  if (!scaled_by.empty()) {
+    setup.efficiency_note =
+        FormatReal(std::round(scale * 1000) / 1000) + " times those of the GPU: " + scaled_by;
+  }
   setup.gpus = gpus;
   setup.stage_gpus = gpus / configuration.pp;
   return setup;

@@ -53,18 +53,6 @@ const char* ActivationsOf(Framework framework) {
   return "ideal";
 }
 
-/// Scales the efficiencies of a request so that a measured run has its step.
-void ScaleToRun(const std::string& text, PlanRequest* request) {
-  const CalibrationRun run = ReadOption([&] { return ParseCalibrationRun(text, *request); });
-  double predicted = 0;
-  request->scale = ScaleOf(run, &predicted);
-  const auto time = [](double seconds) {
-    return FormatWithUnit(static_cast<Time>(seconds * 1e9), Unit::kNanoseconds);
-  };
-  request->scaled_by = "a run (" + text + ") took " + time(run.seconds) +
-                       " and not the predicted " + time(predicted);
-}
-
 }  // namespace
 
 PlanRequest ResolvePlan(const PlanFlags& flags) {
@@ -108,7 +96,9 @@ PlanRequest ResolvePlan(const PlanFlags& flags) {
   const std::string text = flags.config ? *flags.config : ReadFile(flags.model, kMaxHfConfigBytes);
   request.model =
       ReadHfConfig(text, flags.model == "-" ? "standard input" : flags.model, flags.like);
-  if (!flags.measured.empty()) ScaleToRun(flags.measured, &request);
+  if (!flags.measured.empty()) {
+    ReadOption([&] { ScaleToRun(flags.measured, &request); });
+  }
   return request;
 }
 

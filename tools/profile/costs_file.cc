@@ -103,6 +103,7 @@ std::string Heading(const ModelShape& model, const CostSetup& setup, const Model
             FormatReal(setup.efficiency[kind]);
   }
   if (setup.efficiency == EfficienciesOf(gpu, setup.fp8)) text += SharesText(gpu, setup.fp8);
+  if (!setup.efficiency_note.empty()) text += "\n//            (" + setup.efficiency_note + ")";
   text +=
       "\n// time       of each part the longer of FLOPs / (FLOP/s x efficiency) and bytes / (HBM "
       "B/s x efficiency\n"

@@ -3,6 +3,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <string_view>
 
 #include "compiler/plan/cost.h"
@@ -64,6 +65,7 @@ struct CostSetup {
   Activations activations = Activations::kIdeal;
   int64_t workspace = 0;  ///< bytes of a device for libraries, communicators and fragments
   Efficiencies efficiency = DefaultEfficiencies(false);
+  std::string efficiency_note = {};  ///< for people: what changed them
   /// Wait of a rank for the last of its expert group before each all-to-all, as a share of the
   /// compute time (f, b and w) of a layer.
   double wait = 0.1;

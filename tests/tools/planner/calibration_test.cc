@@ -52,6 +52,22 @@ TEST_CASE("calibration: a step time is the same as its rate, and its batch may b
   CHECK(same.configuration == run.configuration);
 }
 
+TEST_CASE("calibration: costs of a scaled request say what scaled them") {
+  PlanRequest request = SmallDense(8);
+  ScaleToRun("step=2s,pp=4,gpus=16,global-batch=32", &request);
+  const CostSetup setup = request.SetupOf({.pp = 4});
+  const Efficiencies own = EfficienciesOf(request.gpu, false);
+  for (size_t kind = 0; kind < own.size(); ++kind) {
+    CHECK(setup.efficiency[kind] == doctest::Approx(own[kind] * request.scale));
+  }
+  CHECK(request.scale < 1);
+  CHECK(Contains(setup.efficiency_note, "times those of the GPU: a run (step=2s,pp=4"));
+  // costs init knows no GPUs but those of the run.
+  request.gpus = 0;
+  CHECK(Failure([&] { ScaleToRun("step=2s,pp=4", &request); }) ==
+        "`measured`: needs gpus=N and global-batch=N");
+}
+
 TEST_CASE("calibration: what cannot be is refused with the remedy") {
   const PlanRequest request = SmallDense(8);
   const auto why = [&](const char* text) {

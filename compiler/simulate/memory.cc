@@ -287,19 +287,15 @@ std::vector<int64_t> MessageBytesOfRank(const Plan& plan, const CommCost& comm) 
 
 /// Shared parameters of the largest kGatheredStages of these stages.
 int64_t Gathered(const MemoryCost& memory, const std::vector<int>& stages, const Copies& copies) {
-  if (memory.parameter_bytes.empty()) return 0;
   std::vector<int64_t> bytes;
   for (const int s : stages) {
-    const auto of_stage = [s](const std::vector<int64_t>& list) {
-      return list[list.size() == 1 ? 0 : static_cast<size_t>(s)];
-    };
-    const int64_t all = of_stage(memory.parameter_bytes);
-    if (memory.parameter_rest.empty()) {
+    const int64_t all = SumOf(memory.parameter_bytes, {s}).value_or(0);
+    const std::optional<int64_t> rest = SumOf(memory.parameter_rest, {s});
+    if (rest) {
+      bytes.push_back((copies.rest > 1 ? *rest : 0) + (copies.experts > 1 ? all - *rest : 0));
+    } else {
       bytes.push_back(std::min(copies.experts, copies.rest) > 1 ? all : 0);
-      continue;
     }
-    const int64_t rest = of_stage(memory.parameter_rest);
-    bytes.push_back((copies.rest > 1 ? rest : 0) + (copies.experts > 1 ? all - rest : 0));
   }
   std::ranges::sort(bytes, std::greater());
   bytes.resize(std::min(bytes.size(), kGatheredStages));

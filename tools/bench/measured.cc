@@ -69,8 +69,8 @@ struct TableErrors {
 
 bool SameButSchedule(const MeasuredRow& a, const MeasuredRow& b) {
   const auto key = [](const MeasuredRow& row) {
-    return std::tie(row.model, row.gpu, row.gpus, row.tp, row.pp, row.ep, row.microbatches,
-                    row.micro_batch, row.sequence, row.fp8);
+    return std::tie(row.model, row.gpu, row.gpus, row.tp, row.cp, row.pp, row.ep, row.etp,
+                    row.microbatches, row.micro_batch, row.sequence, row.fp8);
   };
   return key(a) == key(b) && std::tie(a.schedule, a.chunks) != std::tie(b.schedule, b.chunks);
 }

@@ -39,7 +39,7 @@ MeasuredTable ReadMeasured(std::string_view text, const std::string& place,
 /// Reads the tables of a folder in the order of their names, or one file.
 std::vector<MeasuredTable> ReadMeasuredTables(const std::string& path);
 
-/// What the estimator says of a row.
+/// Prediction of a row.
 struct Predicted {
   double seconds = 0;
   double bytes = 0;

@@ -58,7 +58,7 @@ CompileFlags FlagsOf(const MeasuredRow& row, const CostSetup& setup, CostModel c
   flags.costs.overlap = row.moe_overlap ? "all" : "published";
   flags.recompute = row.recompute;
   flags.partition = row.partition;
-  // Where nothing has a copy there is nothing to share.
+  // ZeRO needs copies to share.
   const Copies copies = CopiesOf(setup.parallel(), flags.data_parallel);
   const bool shares = copies.rest > 1 || (row.ep > 1 && copies.experts > 1);
   if (row.zero > 0 && shares) flags.device_memory.zero = row.zero;

@@ -67,6 +67,7 @@ void ScaleToRun(const CostsInitOptions& options, const ModelShape& model, CostSe
   request.sequence = setup->sequence;
   request.fp8 = setup->fp8;
   request.tp_overlap = setup->tp_overlap;
+  request.optimizer = setup->optimizer;
   request.gpus = options.gpus;
   ReadOption([&] { ScaleToRun(options.measured, &request); });
   const CostSetup scaled = request.SetupOf({});

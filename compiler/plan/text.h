@@ -18,8 +18,8 @@ std::string Plain(std::string_view name);
 /// "1,234,567"
 std::string FormatCount(int64_t count);
 
-/// In the unit that fits, to four digits: "4.02 s", "326 ms". In the abstract unit all of it, "66
-/// units".
+/// In the unit that fits, to four digits: "4.02 s", "326 ms". In the abstract unit to five, but
+/// never less than whole units: "66 units", "1107.4 units".
 std::string FormatWithUnit(Time ticks, Unit unit);
 
 /// For people, to three digits: "512 bytes", "22.3 GB".

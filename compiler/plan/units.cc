@@ -41,11 +41,19 @@ Time RoundedTo(Time step, Time ticks) {
   return (ticks + half) / step * step;
 }
 
-/// Worth of a digit, if the time has four.
+/// Worth of the last digit, if the time has four.
 Time FourthDigit(Time ticks) {
   Time digit = 1;
   while (std::abs(ticks) / digit >= 10'000) digit *= 10;
   return digit;
+}
+
+/// The same with five digits, in the abstract unit: at most a whole unit.
+Time FifthDigit(Time ticks) { return std::min(FourthDigit(ticks / 10), TicksPerUnit(Unit::kUnit)); }
+
+/// A time in the abstract unit to five digits; whole units stay.
+std::string FormatAbstract(Time ticks) {
+  return FormatTime(RoundedTo(FifthDigit(ticks), ticks), Unit::kUnit);
 }
 
 }  // namespace
@@ -106,21 +114,24 @@ Unit FittingUnit(Time ticks, Unit unit) {
 }
 
 std::string FormatFigure(Time ticks, Unit unit) {
-  return unit == Unit::kUnit ? FormatTime(ticks, unit) : FormatWithUnit(ticks, unit);
+  return unit == Unit::kUnit ? FormatAbstract(ticks) : FormatWithUnit(ticks, unit);
 }
 
 std::string FormatWithUnit(Time ticks, Unit unit) {
-  if (unit != Unit::kUnit && ticks != 0) {
+  if (unit == Unit::kUnit) {
+    // "unit" is a word and not a symbol.
+    const std::string figure = FormatAbstract(ticks);
+    return figure + (figure == "1" ? " unit" : " units");
+  }
+  if (ticks != 0) {
     ticks = RoundedTo(FourthDigit(ticks), ticks);
     unit = FittingUnit(ticks, unit);
   }
-  const bool one = ticks == TicksPerUnit(unit);
-  // "unit" is a word and not a symbol.
-  return FormatTime(ticks, unit) + " " + std::string(Name(unit)) +
-         (unit == Unit::kUnit && !one ? "s" : "");
+  return FormatTime(ticks, unit) + " " + std::string(Name(unit));
 }
 
-TimeScale::TimeScale(Time largest, Unit unit) : unit_(unit), shown_(unit) {
+TimeScale::TimeScale(Time largest, Unit unit)
+    : unit_(unit), shown_(unit), abstract_step_(FifthDigit(largest)) {
   if (unit == Unit::kUnit || largest == 0) return;
   const Time rounded = RoundedTo(FourthDigit(largest), largest);
   const Time digit = FourthDigit(rounded);
@@ -129,7 +140,10 @@ TimeScale::TimeScale(Time largest, Unit unit) : unit_(unit), shown_(unit) {
 }
 
 std::string TimeScale::Of(Time ticks) const {
-  if (unit_ == Unit::kUnit) return FormatTime(ticks, unit_);
+  if (unit_ == Unit::kUnit) {
+    const Time rounded = RoundedTo(abstract_step_, ticks);
+    return rounded == 0 ? FormatAbstract(ticks) : FormatTime(rounded, unit_);
+  }
   if (ticks == 0) return "0 " + std::string(Name(shown_));
   Time step = TicksPerUnit(shown_);
   for (int k = 0; k < digits_; ++k) step /= 10;

@@ -39,8 +39,8 @@ std::string FormatFigure(Time ticks, Unit unit);
 Unit FittingUnit(Time ticks, Unit unit);
 
 /// The times of one table: all in the unit that fits the largest, with as many digits after the
-/// point: "4.169 s", "0.326 s". Those in the abstract unit are numbers alone, as FormatTime has
-/// them.
+/// point: "4.169 s", "0.326 s". In the abstract unit they are numbers alone, to the fifth digit of
+/// the largest.
 class TimeScale {
  public:
   TimeScale(Time largest, Unit unit);
@@ -50,6 +50,7 @@ class TimeScale {
   Unit unit_;       // of the costs
   Unit shown_;      // fits
   int digits_ = 0;  // after the point
+  Time abstract_step_;  // worth of the last digit in the abstract unit
 };
 
 }  // namespace contraflow

@@ -129,7 +129,7 @@ void CheckBroken(const Plan& plan, const CostModel& costs, std::map<std::string,
       idle += gap.when.end - gap.when.start;
     }
     CHECK(idle == broken.simulation.ranks[rank].bubble);
-    CHECK(!WriteIdle(explanation, r).empty());
+    for (const bool every : {false, true}) CHECK(!WriteIdle(explanation, r, every).empty());
     const int size = static_cast<int>(plan.program(r).size());
     for (int i = 0; i < size; i += 1 + size / 4) {
       const bool never = timeline.ranks[rank][static_cast<size_t>(i)].start < 0;

@@ -48,9 +48,10 @@ void AddCompareOptions(CLI::App* app, CompareFlags* flags) {
              "samples of a step, of all replicas: over a list of --microbatches,\ntimes and bytes "
              "of a micro-batch scale so that the batch stays;\nthe costs are of the first in the "
              "list");
-  app->add_option("--sort", flags->sort,
-                  "sort the rows by a column of the table, the smallest first\n(default: makespan "
-                  "if no COLUMN is given)")
+  app->add_option(
+         "--sort", flags->sort,
+         "sort the rows by step, bubble, gap, memory or total, the smallest first\n(default: "
+         "step if no COLUMN is given)")
       ->type_name("[COLUMN]")
       ->expected(0, 1);
   app->add_flag("--no-auto", flags->no_auto, "compare published schedules only; do not search");

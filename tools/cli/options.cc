@@ -157,66 +157,7 @@ std::string DescribeWithCommands(const CLI::ParseError& error, const CLI::App& a
   return name + ": " + Describe(error, *command) + see + " " + name + " --help";
 }
 
-/// Prints help as wide as the terminal: options in a column, their descriptions in the next.
-class HelpFormatter : public CLI::Formatter {
- public:
-  HelpFormatter() {
-    column_width(kNames);
-    label("REQUIRED", "(required)");
-  }
-
-  std::string make_option(const CLI::Option* option, bool positional) const override {
-    return Beside(make_option_name(option, positional) + make_option_opts(option),
-                  make_option_desc(option));
-  }
-  std::string make_subcommand(const CLI::App* command) const override {
-    return Beside(command->get_name(), command->get_description());
-  }
-  std::string make_description(const CLI::App* app) const override {
-    return Flowing(CLI::Formatter::make_description(app));
-  }
-  std::string make_usage(const CLI::App* app, std::string name) const override {
-    return Wrapped(CLI::Formatter::make_usage(app, name), HelpWidth());
-  }
-  std::string make_footer(const CLI::App* app) const override {
-    return Flowing(CLI::Formatter::make_footer(app));
-  }
-
- private:
-  static constexpr size_t kNames = 26;
-
-  /// Paragraphs, which an empty line divides.
-  static std::string Flowing(std::string text) {
-    for (size_t at = 1; at + 1 < text.size(); ++at) {
-      if (text[at] == '\n' && text[at - 1] != '\n' && text[at + 1] != '\n') text[at] = ' ';
-    }
-    return Wrapped(text, HelpWidth());
-  }
-
-  static std::string Beside(const std::string& names, std::string text) {
-    std::replace(text.begin(), text.end(), '\n', ' ');
-    std::string out = "  " + names;
-    if (!text.empty()) {
-      out += out.size() + 2 > kNames ? "\n" : "";
-      out.resize(out.size() + (out.back() == '\n' ? kNames : kNames - out.size()), ' ');
-    }
-    const std::string lines = Wrapped(text, HelpWidth() - static_cast<int>(kNames));
-    const std::string indent = "\n" + std::string(kNames, ' ');
-    for (size_t at = 0; at < lines.size(); ++at) {
-      if (lines[at] != '\n') {
-        out += lines[at];
-        continue;
-      }
-      out += indent;
-      while (at + 1 < lines.size() && lines[at + 1] == ' ') ++at;
-    }
-    return out + "\n";
-  }
-};
-
 }  // namespace
-
-void UseHelpFormatter(CLI::App* app) { app->formatter(std::make_shared<HelpFormatter>()); }
 
 CLI::Option* AddInteger(CLI::App* app, const std::string& name, int* field, const std::string& noun,
                         const std::string& help, int least) {

@@ -34,7 +34,7 @@ namespace {
 struct CompareCommand : CompareFlags {
   bool json = false, csv = false, pareto = false, wide = false;
   std::optional<std::string> vary;
-  std::string output, html, format = "text";
+  std::string output, html, title, format = "text";
 
   /// True if the plans are to be drawn.
   bool page() const { return !html.empty() || format == "html"; }
@@ -148,7 +148,7 @@ void PrintOne(const CompareCommand& options, const std::vector<Point>& points,
 
 /// The plans of all rows that fit, one above the other on one axis: the one advised first, then the
 /// shorter ones.
-std::string Page(const Point& point) {
+std::string Page(const Point& point, const std::string& title) {
   const CompareRow* const advised = Advise(point.rows).row;
   std::vector<const CompareRow*> rows;
   for (const CompareRow& row : point.rows) {
@@ -170,7 +170,7 @@ std::string Page(const Point& point) {
                            NameOf(*row) + (row == advised ? " (advised)" : "")));
     pages.back().memory = row->memory;
   }
-  return DrawPage(pages, {});
+  return DrawPage(pages, {}, title);
 }
 
 void CheckFlags(const CompareCommand& options, bool sweep) {
@@ -181,6 +181,8 @@ void CheckFlags(const CompareCommand& options, bool sweep) {
   refuse(options.page() && (sweep || options.pareto),
          "`html` and `format` html: are for one number of micro-batches and one limit, without "
          "`pareto`");
+  refuse(!options.title.empty() && !options.page(),
+         "`title`: is that of the page; add `html` FILE");
   refuse(options.format != "text" && options.json, "`format`: is another form than `json`");
   refuse(options.format == "html" && (options.csv || options.vary),
          "`format` html: prints the page alone; drop `csv` and `vary`, or give `html` FILE");
@@ -231,7 +233,7 @@ int Run(const CompareCommand& options) {
   const bool any = std::any_of(points.begin(), points.end(),
                                [](const Point& point) { return Shortest(point.rows) != nullptr; });
   points.erase(points.begin() + static_cast<std::ptrdiff_t>(compared), points.end());
-  if (!options.html.empty() && any) WriteFile(options.html, Page(points.front()));
+  if (!options.html.empty() && any) WriteFile(options.html, Page(points.front(), options.title));
   if (!options.output.empty() && any) {
     WritePlanFile(options.output, *Advise(points.front().rows).row->plan);
   }
@@ -239,7 +241,7 @@ int Run(const CompareCommand& options) {
     const std::string text = Text(options, points, sweep);
     options.csv || options.json ? WriteFile("-", text) : Print(text);
   } else if (options.format == "html" && any) {
-    WriteFile("-", Page(points.front()));
+    WriteFile("-", Page(points.front(), options.title));
   } else {
     PrintOne(options, points, assumed);
   }
@@ -257,11 +259,12 @@ std::function<int()> AddCompare(CLI::App* app) {
   AddCompareOptions(app, options.get());
   AddText(app, "--html", &options->html, "FILE",
           "write a page with all that fit, one above the other on one axis of\ntime");
+  AddText(app, "--title", &options->title, "TEXT", "title of that page");
   AddChoice(app, "--format", &options->format, "text|csv|html",
             "print the table, CSV, or that page (default: text)");
   AddJson(app, &options->json);
   app->add_flag("--csv", options->csv, "print CSV, a line per schedule, and nothing else");
-  app->add_flag("--wide", options->wide, "add columns with counts of activations");
+  app->add_flag("--wide", options->wide, "add every other column");
   app->add_flag("--pareto", options->pareto,
                 "print the front of time against memory instead: what no other way to\nrun the "
                 "model is both shorter and smaller than");
@@ -275,7 +278,7 @@ std::function<int()> AddCompare(CLI::App* app) {
   AddVerbose(app, kSayProgress);
   return [options, app] {
     options->csv |= options->format == "csv";
-    if (options->sort.empty() && app->count("--sort") > 0) options->sort = "makespan";
+    if (options->sort.empty() && app->count("--sort") > 0) options->sort = "step";
     return Run(*options);
   };
 }

@@ -24,7 +24,7 @@ struct ExplainOptions {
   CostsOption costs;
   std::optional<int64_t> rank, instruction;
   std::optional<GivenTime> at;
-  bool json = false;
+  bool all = false, json = false;
 };
 
 void CheckQuestion(const ExplainOptions& options) {
@@ -32,6 +32,9 @@ void CheckQuestion(const ExplainOptions& options) {
     throw UsageError("`at` and `instruction`: give one of them");
   }
   const bool one = options.at || options.instruction;
+  if (options.all && (!options.rank || one || options.json)) {
+    throw UsageError("`all`: needs `rank` alone, whose idle times it lists");
+  }
   const char* const flag = options.at ? "--at" : "--instruction";
   if (one && !options.rank) throw UsageError(FieldOf(flag) + ": needs `rank`");
   if (one && options.json) {
@@ -56,7 +59,7 @@ std::string AboutRank(const ExplainOptions& options, const Explanation& explanat
     const int index = IndexBelow("--instruction", *options.instruction, plan.program(rank).size());
     return WriteStart(explanation, {rank, index});
   }
-  if (!options.at) return WriteIdle(explanation, rank);
+  if (!options.at) return WriteIdle(explanation, rank, options.all);
   const Unit unit = explanation.costs.unit;
   const Time at = ReadOption([&] { return ToTicks(*options.at, unit, "`at`"); });
   const std::string text = WriteMoment(explanation, rank, at);
@@ -102,7 +105,9 @@ std::function<int()> AddExplain(CLI::App* app) {
   AddPlan(app, &options->plan)
       ->description("plan file or folder, or PyTorch's CSV; - is standard input");
   AddCostsOptions(app, &options->costs, "the plan's own");
-  AddInteger(app, "--rank", &options->rank, "R", "each idle time of this rank");
+  AddInteger(app, "--rank", &options->rank, "R",
+             "why this rank is idle, and its five longest idle times");
+  app->add_flag("--all", options->all, "list every idle time of that rank");
   AddTime(app, "--at", &options->at,
           "what that rank does at this time (6.2ms, or a number in the costs'\nunit), and why");
   AddInteger(app, "--instruction", &options->instruction, "I",

@@ -13,10 +13,10 @@ namespace contraflow {
 namespace {
 
 constexpr const Command* kCommands[] = {
-    &kListCommand,     &kPlanCommand,       &kCompileCommand, &kShowCommand,   &kVerifyCommand,
-    &kSimulateCommand, &kExplainCommand,    &kCompareCommand, &kCheckCommand,  &kDiffCommand,
-    &kCostsCommand,    &kProfilesCommand,   &kProfileCommand, &kExportCommand, &kImportCommand,
-    &kTokenizeCommand, &kCompletionCommand,
+    &kListCommand,   &kPlanCommand,     &kCompileCommand,    &kShowCommand,    &kOpenCommand,
+    &kVerifyCommand, &kSimulateCommand, &kExplainCommand,    &kCompareCommand, &kCheckCommand,
+    &kDiffCommand,   &kCostsCommand,    &kProfilesCommand,   &kProfileCommand, &kExportCommand,
+    &kImportCommand, &kTokenizeCommand, &kCompletionCommand, &kDoctorCommand,
 };
 
 std::string TopHelp() {

@@ -18,10 +18,8 @@
 #include "tools/cli/terminal.h"
 #include "tools/contraflow/cmd.h"
 #include "tools/contraflow/schedule_file.h"
-#include "tools/pictures/page.h"
+#include "tools/contraflow/shown_plan.h"
 #include "tools/pictures/picture.h"
-#include "tools/profile/gzip.h"
-#include "tools/profile/run_trace.h"
 #include "tools/report/report.h"
 #include "tools/report/standstill.h"
 #include "tools/report/text.h"
@@ -32,11 +30,7 @@ namespace {
 /// A larger SVG is more than any viewer opens.
 constexpr int64_t kMostDrawn = 250'000;
 
-struct ShowOptions {
-  std::vector<std::string> plans;
-  std::string trace;
-  int rank = -1;
-  std::optional<GivenTime> from, to;
+struct ShowOptions : ShownPlans {
   std::string format;  // that of the output's name
   std::string color = "auto";
   std::optional<int64_t> width;  // that of the terminal
@@ -76,93 +70,51 @@ std::optional<int> SvgWidth(const ShowOptions& options) {
   return WidthIn(*options.width, kMinSvgWidth, kMaxSvgWidth, "svg");
 }
 
-View ViewOf(const ShowOptions& options, const Plan& plan, Unit unit) {
-  if (options.rank != -1 && (options.rank < 0 || options.rank >= plan.ranks)) {
-    throw Error("`rank`: must be in 0.." + std::to_string(plan.ranks - 1) + ", is " +
-                std::to_string(options.rank));
-  }
-  View view = {.rank = options.rank};
-  ReadOption([&] {
-    if (options.from) view.from = ToTicks(*options.from, unit, "`from`");
-    if (options.to) view.to = ToTicks(*options.to, unit, "`to`");
-    if (view.to && *view.to <= view.from) throw Error("`to`: must be after `from`");
-  });
-  return view;
-}
-
-/// A plan with its times: of one that is not sound up to where it stands.
-struct Shown {
-  Plan plan;
-  CostModel costs;
-  std::optional<Report> report;     ///< of a sound plan
-  std::optional<BrokenRun> broken;  ///< of one that is not
-  std::string name;
-};
-
-/// Throws Error for a plan that cannot be executed at all.
-Shown ShowPlan(const std::string& path) {
-  Shown shown;
-  ScheduleFile file = ReadTimedSchedule(path);
-  shown.costs = CostsOf({}, file, nullptr);
-  shown.plan = std::move(file.plan);
-  shown.name = std::filesystem::path(path).stem().string() + ": " + shown.plan.schedule;
-  shown.broken = RunBroken(shown.plan, shown.costs, path);
-  if (!shown.broken) shown.report = MakeReport(shown.plan, shown.costs);
-  return shown;
-}
-
-PagePlan OnPage(const Shown& shown) {
-  if (shown.report) return PageOf(shown.plan, shown.costs, *shown.report, shown.name);
-  return {.plan = &shown.plan,
-          .costs = &shown.costs,
-          .name = shown.name,
-          .run = &shown.broken->simulation,
-          .broken = &*shown.broken};
-}
-
-/// Draws the plans one above the other and, below a single plan, its measured run.
-std::string Page(const ShowOptions& options) {
-  std::vector<Shown> shown;
-  for (const std::string& path : options.plans) shown.push_back(ShowPlan(path));
-  std::vector<PagePlan> pages;
-  Time longest = 0;
-  for (const Shown& plan : shown) {
-    pages.push_back(OnPage(plan));
-    longest = std::max(longest, Makespan(pages.back().run->timeline));
-  }
-  const Shown& first = shown.front();
-  std::optional<Simulation> measured;
-  if (!options.trace.empty()) {
-    if (!first.report) RequireSound(first.plan, options.plans.front());
-    std::string text = ReadFile(options.trace, kMostTraceBytes);
-    if (IsGzip(text)) text = Gunzip(text, kMostTraceBytes, options.trace);
-    const std::vector<TraceText> traces = {{options.trace, std::move(text)}};
-    MeasuredRun run = ReadRun(first.plan, traces);
-    const std::string note = run.Note();
-    measured = RunOf(first.plan, first.costs, std::move(run.timeline));
-    measured->timeline.measured = true;
-    pages.push_back({.plan = &first.plan,
-                     .costs = &first.costs,
-                     .name = "measured" + (note.empty() ? "" : " (" + note + ")"),
-                     .run = &*measured});
-    longest = std::max(longest, Makespan(measured->timeline));
-  }
-  const View view = ViewOf(options, first.plan, first.costs.unit);
-  return DrawPage(pages, Within(view, longest, first.costs.unit));
-}
-
 /// The picture of one plan for --format grid and svg.
-Picture PictureOf(const ShowOptions& options, const Shown& shown) {
-  const View view = ViewOf(options, shown.plan, shown.costs.unit);
+Picture PictureOf(const ShowOptions& options, const ShownPlan& shown) {
+  const View view = options.ViewOf(shown.plan, shown.costs.unit);
   if (shown.report) return MakePicture(shown.plan, shown.costs, shown.report->simulation, view);
   return MakeBrokenPicture(shown.plan, shown.costs, *shown.broken, view);
+}
+
+/// The plans as one SVG.
+std::string Svg(const ShowOptions& options) {
+  std::vector<Picture> pictures;
+  Time first = 0;
+  for (const std::string& path : options.plans) {
+    const ShownPlan shown = ShowPlan(path);
+    Picture picture = PictureOf(options, shown);
+    if (options.plans.size() > 1) {
+      const Time makespan = shown.report ? shown.report->simulation.makespan : 0;
+      if (pictures.empty()) first = makespan;
+      picture.heading = shown.name;
+      const std::string change = makespan > 0 ? FormatChange(first, makespan) : "";
+      if (!change.empty()) picture.heading += ", " + change + " vs the first";
+    }
+    if (!pictures.empty() &&
+        (picture.unit == Unit::kUnit) != (pictures.front().unit == Unit::kUnit)) {
+      throw Error(path + ": its costs are in another unit than those of " + options.plans.front() +
+                  ", so both have no axis in common");
+    }
+    pictures.push_back(std::move(picture));
+  }
+  int64_t count = 0;
+  for (const Picture& picture : pictures) count += BoxCount(picture);
+  if (count > kMostDrawn) {
+    throw Error(options.plans.front() + ": has " + FormatCount(count) +
+                " boxes in view, too many for one drawing (at most " + FormatCount(kMostDrawn) +
+                "); use `rank`, `from` and `to`, or `format` html");
+  }
+  const std::optional<int> width = SvgWidth(options);
+  if (pictures.size() == 1 && options.title.empty()) return DrawSvg(pictures.front(), width);
+  return DrawSvg(pictures, options.title, width);
 }
 
 std::string Listing(const ShowOptions& options, const std::string& path) {
   const ScheduleFile file = ReadTimedSchedule(path);
   const Plan& plan = file.plan;
   const CostModel costs = CostsOf({}, file, nullptr);
-  const View view = ViewOf(options, plan, costs.unit);
+  const View view = options.ViewOf(plan, costs.unit);
   if (Verify(plan).empty()) {
     const Simulation simulation = Simulate(plan, costs);
     return WriteListing(plan, costs, &simulation, view);
@@ -180,8 +132,12 @@ void CheckFlags(const ShowOptions& options) {
   if (options.color != "auto" && options.format != "grid") {
     throw UsageError("`color`: is for `format` grid only");
   }
-  if (options.plans.size() > 1 && !html) {
-    throw UsageError("several plans are for `format` html only");
+  const bool drawn = html || options.format == "svg";
+  if (options.plans.size() > 1 && !drawn) {
+    throw UsageError("several plans are for `format` html and svg only");
+  }
+  if (!options.title.empty() && !drawn) {
+    throw UsageError("`title`: is for `format` html and svg only");
   }
   if (options.trace.empty()) return;
   if (!html) throw UsageError("`trace`: is for `format` html only");
@@ -215,7 +171,7 @@ int Show(ShowOptions options) {
   RefuseOverwrite(output, {{"`trace`", options.trace}});
   const std::string& path = options.plans.front();
   if (options.format == "html") {
-    WriteFile(options.output, Page(options));
+    WriteFile(options.output, PageOfPlans(options));
   } else if (options.format == "text") {
     const std::string listing = Listing(options, path);
     options.output == "-" ? Print(listing) : WriteFile(options.output, listing);
@@ -224,29 +180,17 @@ int Show(ShowOptions options) {
     const Picture picture = PictureOf(options, ShowPlan(path));
     WriteFile(options.output, DrawGrid(picture, {.width = width, .color = UseColor(options)}));
   } else {
-    const std::optional<int> width = SvgWidth(options);
-    const Picture picture = PictureOf(options, ShowPlan(path));
-    const int64_t count = BoxCount(picture);
-    if (count > kMostDrawn) {
-      throw Error(path + ": has " + FormatCount(count) +
-                  " boxes in view, too many for one drawing (at most " + FormatCount(kMostDrawn) +
-                  "); use `rank`, `from` and `to`, or `format` html");
-    }
-    WriteFile(options.output, DrawSvg(picture, width));
+    WriteFile(options.output, Svg(options));
   }
   return kExitFine;
 }
 
 std::function<int()> AddShow(CLI::App* app) {
   const auto options = std::make_shared<ShowOptions>();
-  AddTexts(app, "PLAN", &options->plans,
-           "plan files or folders, or PyTorch's CSV; - is standard input; several\nfor --format "
-           "html, one above the other")
-      ->required();
-  AddInteger(app, "--rank", &options->rank, "R", "only this rank", 0);
-  AddTime(app, "--from", &options->from,
-          "only what runs at or after this time (6.2ms, or a number in the\ncosts' unit)");
-  AddTime(app, "--to", &options->to, "only what runs at or before this time");
+  AddShownPlans(
+      app, options.get(),
+      "plan files or folders, or PyTorch's CSV; - is standard input; several\nfor --format "
+      "html and svg, one above the other");
   AddChoice(app, "--format", &options->format, "text|grid|svg|html",
             "instructions with times, or a drawing; html: a page to zoom into and\nto ask "
             "(default: as -o ends, else text)");
@@ -255,8 +199,6 @@ std::function<int()> AddShow(CLI::App* app) {
   AddInteger(app, "--width", &options->width, "N",
              "columns of the grid (default: the terminal's, else 100), or pixels of\nthe SVG "
              "(default: as labels need, at most some 4,000)");
-  AddText(app, "--trace", &options->trace, "FILE",
-          "trace of a run of the plan, drawn below it; for --format html");
   AddText(app, "-o,--output", &options->output, "FILE", "where to write; - is stdout (default)");
   return [options] { return Show(*options); };
 }

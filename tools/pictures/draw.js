@@ -170,7 +170,7 @@ class Painter {
     const at = 6 + context.measureText(name).width + 14;
     context.font = "12px ui-sans-serif, system-ui, 'DejaVu Sans', sans-serif";
     context.fillStyle = colors.soft;
-    context.fillText(planFigures(row.plan), at, y + row.height / 2);
+    context.fillText(planFigures(row.plan) + ratioText(page, row.plan), at, y + row.height / 2);
   }
 
   // How much of the step the compute lane of a rank is idle.

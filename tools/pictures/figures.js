@@ -39,6 +39,25 @@ function planFigures(plan) {
       (plan.memory_of_1f1b ? `, memory ${plan.memory_of_1f1b.toFixed(2)}x of 1F1B's` : "");
 }
 
+// A plan beside the first of the page: ", -21.50 % vs the first".
+function ratioText(page, plan) {
+  const first = page.plans[0];
+  if (plan.unit !== first.unit || first.makespan === 0 || plan.makespan === first.makespan) return "";
+  const change = plan.makespan / first.makespan - 1;
+  return `, ${change < 0 ? "-" : "+"}${percentText(Math.abs(change))} vs the first`;
+}
+
+// The figures of the page: those of its plan, or the shortest of several beside the first.
+function headline(page) {
+  const {plans} = page;
+  if (plans.length === 1) return planFigures(plans[0]) + "; costs: " + plans[0].costs;
+  const sound = plans.filter((plan) => plan.findings.length === 0);
+  const text = `${plans.length} plans on one axis`;
+  if (sound.length === 0) return text;
+  const best = sound.reduce((least, plan) => (plan.makespan < least.makespan ? plan : least));
+  return `${text}; the shortest is ${best.name}: ${planFigures(best)}${ratioText(page, best)}`;
+}
+
 function element(name, properties = {}, ...children) {
   const made = Object.assign(document.createElement(name), properties);
   made.append(...children);
@@ -86,6 +105,7 @@ function fillLegend(page) {
   idle.style.background = "var(--idle)";
   add(element("i", {}, idle), "", "idle");
   legend.append(element("span", {textContent: "numbers are micro-batches; where boxes share a pixel their colours mix"}));
+  legend.append(element("span", {textContent: "zoom with the wheel, a pinch, + or -; drag to move; click a box to ask why it waited; ? lists all keys"}));
   if (page.plans.some((plan) => page.layout.hasStrip(plan))) {
     legend.append(element("span", {textContent: "strip below a rank: what runs beside its compute lane; a click on the rank opens it"}));
   }

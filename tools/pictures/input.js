@@ -25,6 +25,7 @@ function listenToTools(page) {
   on("path", () => page.togglePath());
   on("memory", () => page.toggleMemory());
   on("lanes", () => page.toggleLanes());
+  on("print", () => window.print());
   on("theme", () => page.setTheme(!page.dark));
   on("help", () => page.toggleKeys());
   const colors = document.getElementById("colors");

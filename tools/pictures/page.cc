@@ -117,6 +117,18 @@ std::string Fill(std::span<const std::pair<std::string_view, std::string_view>> 
   return out.append(page.substr(at));
 }
 
+/// The plan in one line, or the names of the first of several.
+std::string TitleOf(std::span<const PagePlan> plans) {
+  constexpr size_t kMostNamed = 4;
+  if (plans.size() == 1) return DescribePlan(*plans[0].plan);
+  std::string title;
+  for (const PagePlan& plan : plans.first(std::min(plans.size(), kMostNamed))) {
+    title += (title.empty() ? "" : ", ") + plan.name;
+  }
+  const size_t rest = plans.size() - std::min(plans.size(), kMostNamed);
+  return title + (rest > 0 ? " and " + std::to_string(rest) + " more" : "");
+}
+
 }  // namespace
 
 PagePlan PageOf(const Plan& plan, const CostModel& costs, const Report& report, std::string name) {
@@ -127,7 +139,7 @@ PagePlan PageOf(const Plan& plan, const CostModel& costs, const Report& report, 
           .report = &report};
 }
 
-std::string DrawPage(std::span<const PagePlan> plans, const View& view) {
+std::string DrawPage(std::span<const PagePlan> plans, const View& view, std::string title) {
   int64_t count = 0;
   for (const PagePlan& page : plans) count += InstructionCount(*page.plan);
   if (count > kMostOnPage) {
@@ -146,10 +158,7 @@ std::string DrawPage(std::span<const PagePlan> plans, const View& view) {
   }
   data += "]}";
   const std::string script = Script();
-  std::string title = plans.size() == 1 ? DescribePlan(*plans[0].plan) : "";
-  for (size_t k = 0; k < plans.size() && plans.size() > 1; ++k) {
-    title += (k > 0 ? ", " : "") + plans[k].name;
-  }
+  if (title.empty()) title = TitleOf(plans);
   title = EscapeMarkup(title);
   const std::pair<std::string_view, std::string_view> values[] = {
       {"title", title}, {"style", Asset("page.css")}, {"data", data}, {"script", script}};

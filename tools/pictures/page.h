@@ -30,9 +30,10 @@ struct PagePlan {
 PagePlan PageOf(const Plan& plan, const CostModel& costs, const Report& report, std::string name);
 
 /// Draws a self-contained HTML page without network requests: the plans one above the other on one
-/// axis of time, to zoom into and to inspect. It opens with `view` of each plan. Throws Error for
-/// more than kMostOnPage instructions.
-std::string DrawPage(std::span<const PagePlan> plans, const View& view);
+/// axis of time, to zoom into and to inspect. It opens with `view` of each plan. An empty title:
+/// the plan in one line, or the names of several. Throws Error for more than kMostOnPage
+/// instructions.
+std::string DrawPage(std::span<const PagePlan> plans, const View& view, std::string title = {});
 
 /// A plan as a JSON value for the page, its instructions packed into text; page_data.cc has the
 /// format, decode.js reads it.

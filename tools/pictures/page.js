@@ -34,9 +34,7 @@ class Page {
     if (data.view.from > 0 || data.view.to !== null) this.view.show(data.view.from, to);
     else this.view.show(0, this.view.longest * 1.005);
     this.render();
-    const several = this.plans.length > 1 ? ` ${this.plans.length} plans on one axis.` : "";
-    document.getElementById("figures").textContent = this.plans.length > 1 ? several.trim() :
-        planFigures(this.plans[0]) + "; costs: " + this.plans[0].costs;
+    document.getElementById("figures").textContent = headline(this);
     fillTables(this);
   }
 

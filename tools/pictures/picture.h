@@ -43,6 +43,7 @@ struct Picture {
   Time from = 0, to = 0;  ///< what is drawn; boxes may reach out of it
   Unit unit = Unit::kUnit;
   std::string title;    ///< the plan in one line
+  std::string heading;  ///< above it where there are several pictures; "": none
   std::string figures;  ///< makespan and bubbles in one line
   std::string costs;    ///< the costs in one line
   std::string sides;    ///< what side 1 is, "" where there is one side only
@@ -146,6 +147,11 @@ inline constexpr int kMaxSvgWidth = 100'000;
 /// Draws a self-contained SVG, `width` pixels wide. Every box has a tooltip with its instruction
 /// and times. By default every label has room, as far as the drawing stays below 4,000.
 std::string DrawSvg(const Picture& picture, std::optional<int> width = std::nullopt);
+
+/// Draws pictures of one unit, one above the other on one axis of time, below a title unless that
+/// is empty.
+std::string DrawSvg(std::span<const Picture> pictures, const std::string& title,
+                    std::optional<int> width = std::nullopt);
 
 /// Most instructions of a plan that WriteDot takes: Graphviz needs minutes for so many.
 inline constexpr int64_t kMaxDotInstructions = 10'000;

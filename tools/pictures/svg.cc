@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <map>
 #include <utility>
+#include <vector>
 
 #include "tools/pictures/picture.h"
 #include "tools/report/report.h"
@@ -17,7 +18,7 @@ namespace {
 using Hundredths = int64_t;
 
 constexpr Hundredths kHeadRoom = 3200, kRowHeight = 2400, kRowGap = 400, kRight = 1600;
-constexpr Hundredths kLegendLine = 2200;
+constexpr Hundredths kLegendLine = 2200, kTitleLine = 2800;
 /// Left edge of the picture: after "rank 0", or "rank 0 all-to-all".
 constexpr Hundredths kLeftOfRanks = 7000, kLeftOfLanes = 12000;
 /// Between the two lanes of a rank.
@@ -41,6 +42,9 @@ constexpr std::string_view kStyle =
     "  .stop { stroke: #c62828; stroke-width: 3; } .wait { stroke: #c62828; fill: none; }\n"
     "  .wrong { stroke: #c62828; stroke-width: 2; fill: none; pointer-events: none; }\n"
     "  .s { fill: #c62828; }\n";
+
+constexpr std::string_view kHeadingStyle =
+    "  .h { font: 600 14px ui-sans-serif, system-ui, 'DejaVu Sans', sans-serif; fill: #1f2430; }\n";
 
 /// "12.5" for 1250.
 std::string Px(Hundredths value) {
@@ -80,6 +84,13 @@ std::string Text(const std::string& classes, Hundredths x, Hundredths y, std::st
          EscapeMarkup(text) + "</text>";
 }
 
+/// The beginning of an svg element that is so large, at `y` of another one if that is above 0.
+std::string SvgTag(Hundredths width, Hundredths height, Hundredths y) {
+  return "<svg xmlns=\"http://www.w3.org/2000/svg\"" + (y > 0 ? " y=\"" + Px(y) + "\"" : "") +
+         " width=\"" + Px(width) + "\" height=\"" + Px(height) + "\" viewBox=\"0 0 " + Px(width) +
+         " " + Px(height) + "\" role=\"img\">\n";
+}
+
 class Drawing {
  public:
   Drawing(const Picture& picture, std::optional<int> width)
@@ -87,7 +98,7 @@ class Drawing {
         kinds_(KindsIn(picture)),
         lanes_(!picture.rows.empty() && !picture.rows[0].lane.empty()),
         left_(lanes_ ? kLeftOfLanes : kLeftOfRanks) {
-    const auto length = static_cast<double>(picture.to - picture.from);
+    const auto length = static_cast<double>(Length());
     if (length == 0) return;
     if (width) {
       scale_ =
@@ -104,29 +115,42 @@ class Drawing {
     scale_ = std::min(scale_, kMostWidth / length);
   }
 
-  std::string Draw() const {
-    Hundredths bottom = kHeadRoom;
-    for (const Picture::Row& row : picture_.rows) bottom += kRowHeight + GapBelow(row);
-    const Hundredths legend_lines =
-        static_cast<Hundredths>(kinds_.size() + picture_.findings.size()) + 1 +
-        (picture_.sides.empty() ? 0 : 1);
-    const Hundredths width = std::max<Hundredths>(At(picture_.to) + Right(), kMinSvgWidth * 100);
-    const Hundredths height = bottom + (legend_lines + 1) * kLegendLine;
-    std::string out = "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"" + Px(width) +
-                      "\" height=\"" + Px(height) + "\" viewBox=\"0 0 " + Px(width) + " " +
-                      Px(height) + "\" role=\"img\">\n<title>" + EscapeMarkup(picture_.title) +
+  Time Length() const { return picture_.to - picture_.from; }
+  double scale() const { return scale_; }
+  void set_scale(double scale) { scale_ = scale; }
+
+  Hundredths Width() const {
+    return std::max<Hundredths>(At(picture_.to) + Right(), kMinSvgWidth * 100);
+  }
+  Hundredths Height() const {
+    const auto legend_lines = static_cast<Hundredths>(kinds_.size() + picture_.findings.size()) +
+                              1 + (picture_.sides.empty() ? 0 : 1);
+    return Bottom() + (legend_lines + 1) * kLegendLine;
+  }
+
+  /// The element, with a place in another one if `y` is above 0.
+  std::string Draw(Hundredths y) const {
+    const Hundredths bottom = Bottom();
+    std::string out = SvgTag(Width(), Height(), y) + "<title>" + EscapeMarkup(picture_.title) +
                       "</title>\n<style>\n" + std::string(kStyle) + Colors() + "</style>\n" +
                       "<rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>\n";
     out += Ruler(bottom);
-    Hundredths y = kHeadRoom;
+    Hundredths row_y = kHeadRoom;
     for (const Picture::Row& row : picture_.rows) {
-      out += Row(row, y);
-      y += kRowHeight + GapBelow(row);
+      out += Row(row, row_y);
+      row_y += kRowHeight + GapBelow(row);
     }
     return out + Stops() + Legend(bottom + kLegendLine) + "</svg>\n";
   }
 
  private:
+  /// Bottom of the rows.
+  Hundredths Bottom() const {
+    Hundredths bottom = kHeadRoom;
+    for (const Picture::Row& row : picture_.rows) bottom += kRowHeight + GapBelow(row);
+    return bottom;
+  }
+
   /// Room right of the picture, for the instruction of a rank that stands still.
   Hundredths Right() const {
     size_t longest = 0;
@@ -313,7 +337,39 @@ class Drawing {
 }  // namespace
 
 std::string DrawSvg(const Picture& picture, std::optional<int> width) {
-  return Drawing(picture, width).Draw();
+  return Drawing(picture, width).Draw(0);
+}
+
+std::string DrawSvg(std::span<const Picture> pictures, const std::string& title,
+                    std::optional<int> width) {
+  std::vector<Drawing> drawings;
+  for (const Picture& picture : pictures) drawings.emplace_back(picture, width);
+  // The longest decides where a width is given, the narrowest box elsewhere.
+  const auto longest = std::ranges::max_element(drawings, {}, &Drawing::Length);
+  double scale = longest->scale();
+  for (const Drawing& drawing : drawings) {
+    if (!width && drawing.Length() > 0) scale = std::max(scale, drawing.scale());
+  }
+  if (longest->Length() > 0) {
+    scale = std::min(scale, kMostWidth / static_cast<double>(longest->Length()));
+  }
+  Hundredths right = 0, bottom = title.empty() ? 0 : kTitleLine;
+  std::string inner = title.empty() ? "" : Text("h", 1000, 2000, title) + "\n";
+  for (size_t k = 0; k < drawings.size(); ++k) {
+    Drawing& drawing = drawings[k];
+    drawing.set_scale(scale);
+    if (!pictures[k].heading.empty()) {
+      inner += Text("h", 1000, bottom + 2000, pictures[k].heading) + "\n";
+      bottom += kTitleLine;
+    }
+    inner += drawing.Draw(bottom);
+    bottom += drawing.Height();
+    right = std::max(right, drawing.Width());
+  }
+  const std::string name = title.empty() ? pictures.front().heading : title;
+  return SvgTag(right, bottom, 0) + "<title>" + EscapeMarkup(name) + "</title>\n<style>\n" +
+         std::string(kHeadingStyle) +
+         "</style>\n<rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>\n" + inner + "</svg>\n";
 }
 
 }  // namespace contraflow

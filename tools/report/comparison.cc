@@ -25,6 +25,7 @@ struct SortKey {
   double (*of)(const CompareRow&);
 };
 constexpr SortKey kSortKeys[] = {
+    {"step", [](const CompareRow& row) { return Number(row.makespan()); }},
     {"makespan", [](const CompareRow& row) { return Number(row.makespan()); }},
     {"bubble", [](const CompareRow& row) { return Number(row.report->largest_bubble()); }},
     {"ratio", [](const CompareRow& row) { return row.report->simulation.bubble_ratio(); }},
@@ -69,7 +70,7 @@ std::string NameOf(const CompareRow& row) {
 void SortRows(const std::string& column, std::vector<CompareRow>* rows) {
   const auto key = std::ranges::find(kSortKeys, column, &SortKey::name);
   if (key == std::end(kSortKeys)) {
-    throw UsageError("`sort`: must be makespan, bubble, ratio, gap, memory or total, is \"" +
+    throw UsageError("`sort`: must be step, bubble, ratio, gap, memory or total, is \"" +
                      column.substr(0, 64) + "\"");
   }
   const auto known = [](const CompareRow& row) { return row.report && row.total; };

@@ -5,6 +5,7 @@
 #include "compiler/plan/memory_limit.h"
 #include "schedules/compile.h"
 #include "schedules/partition/stages.h"
+#include "schedules/published/rows.h"
 #include "tools/cli/exit.h"
 #include "tools/report/comparison.h"
 #include "tools/report/report.h"
@@ -13,18 +14,14 @@
 namespace contraflow {
 namespace {
 
-/// Saving of `now` over `before`.
-std::string Saving(Time now, Time before) {
-  if (before == 0) return FormatPercent(0);
-  return FormatPercent(static_cast<double>(before - now) / static_cast<double>(before));
-}
-
-/// One column of the table: its heading, and the text of a schedule's cell.
+/// One column of the table: its heading, the text of a schedule's cell, and a legend or "".
 struct ComparedFigure {
   const char* heading;
   std::function<std::string(const CompareRow&)> cell;
+  std::string legend = {};
 };
 
+/// Bubbles of ranks, the lowest to the highest.
 std::string Bubbles(const CompareRow& row, const TimeScale& scale) {
   const auto& ranks = row.report->simulation.ranks;
   const auto [low, high] = std::minmax_element(
@@ -64,6 +61,12 @@ std::string Ranges(const std::vector<int>& stages) {
   return text.empty() ? "none" : text;
 }
 
+/// "3 of 16", or "none".
+std::string ShareOfStages(const CompareRow& row) {
+  if (row.recomputed.empty()) return "none";
+  return std::to_string(row.recomputed.size()) + " of " + std::to_string(row.stages);
+}
+
 /// True where activations have a column in bytes.
 bool ShowsBytes(const CostModel& costs) {
   return costs.layers.empty() ? costs.memory.has_value() : CountsBytes(costs);
@@ -75,152 +78,189 @@ bool ShowsFits(const CompareRequest& request, std::span<const CompareRow> rows) 
          std::ranges::any_of(rows, [](const CompareRow& row) { return row.report && !row.fits; });
 }
 
-/// Bytes that a rank holds and that ranks send.
-void AddHoldings(const CompareRequest& request, std::span<const CompareRow> rows, bool wide,
-                 std::vector<ComparedFigure>* columns) {
-  columns->push_back({">memory", [](const CompareRow& row) { return FormatMultiple(row.memory); }});
-  if (wide) {
-    columns->push_back({">activations", [](const CompareRow& row) {
-                          return std::to_string(row.report->peak_activations());
-                        }});
+/// Columns of one comparison, in their order.
+class ComparedColumns {
+ public:
+  ComparedColumns(const CompareRequest& request, std::span<const CompareRow> rows, bool wide)
+      : request_(request), rows_(rows), scale_(Longest(rows), request.spec.costs.unit) {
+    AddTimes(wide);
+    AddMemory(wide);
+    AddGap();
+    if (wide) AddMessages();
+    if (request.recomputes()) AddRecomputed(wide);
+    if (!wide || !ShowsFormulas(request, rows)) return;
+    const Unit unit = request.spec.costs.unit;
+    Add(
+        "formula", [=](const CompareRow& row) { return FormulaOf(row, unit); },
+        "formula: the published bubble of a rank, and whether it holds for these costs.\n" +
+            std::string(kFormulaLegend));
   }
-  if (ShowsBytes(request.spec.costs)) {
-    columns->push_back(
-        {">bytes", [](const CompareRow& row) { return FormatBytes(row.report->peak_bytes()); }});
-  }
-  const auto knows = [&](auto member) {
-    return std::any_of(rows.begin(), rows.end(),
-                       [&](const CompareRow& row) { return (row.*member).has_value(); });
-  };
-  if (knows(&CompareRow::parameters)) {
-    columns->push_back({">parameters", [](const CompareRow& row) {
-                          return row.parameters ? FormatBytes(*row.parameters) : "";
-                        }});
-  }
-  if (knows(&CompareRow::parameters) || !DevicesOf(request.spec).empty()) {
-    columns->push_back(
-        {">total", [](const CompareRow& row) { return row.total ? FormatBytes(*row.total) : ""; }});
-  }
-  if (ShowsFits(request, rows)) {
-    columns->push_back({"fits", [](const CompareRow& row) { return row.fits ? "yes" : "no"; }});
-  }
-  if (knows(&CompareRow::message_bytes)) {
-    columns->push_back({">sent", [](const CompareRow& row) {
-                          return row.message_bytes ? FormatBytes(*row.message_bytes) : "";
-                        }});
-  } else {
-    columns->push_back(
-        {">messages", [](const CompareRow& row) { return FormatCount(row.messages); }});
-  }
-}
 
-std::vector<ComparedFigure> Columns(const CompareRequest& request, std::span<const CompareRow> rows,
-                                    bool wide) {
-  const Unit unit = request.spec.costs.unit;
-  const auto makespan = [](const Report& report) { return report.simulation.makespan; };
-  const bool both = OverlapsFurther(request);
-  Time longest = 0;
-  for (const CompareRow& row : rows) {
-    if (row.report) longest = std::max(longest, row.makespan());
-    if (row.published) longest = std::max(longest, makespan(*row.published));
-  }
-  const TimeScale scale(longest, unit);
-  std::vector<ComparedFigure> columns = {
-      {"schedule", NameOf},
-      {">makespan", [=](const CompareRow& row) { return scale.Of(row.makespan()); }}};
-  if (both) {
-    columns.push_back({">published makespan",
-                       [=](const CompareRow& row) { return scale.Of(makespan(*row.published)); }});
-    columns.push_back({">shorter", [=](const CompareRow& row) {
-                         return Saving(row.makespan(), makespan(*row.published));
-                       }});
-  }
-  columns.push_back(
-      {">span", [=](const CompareRow& row) { return scale.Of(row.report->simulation.span); }});
-  columns.push_back({">bubble", [=](const CompareRow& row) { return Bubbles(row, scale); }});
-  columns.push_back({">ratio", [](const CompareRow& row) {
-                       return FormatPercent(row.report->simulation.bubble_ratio());
-                     }});
-  columns.push_back(
-      {">gap", [](const CompareRow& row) { return FormatPercent(row.report->gap()); }});
-  if (request.components) {
-    columns.push_back({">exposed", [=](const CompareRow& row) {
-                         return scale.Of(row.report->largest_exposed());
-                       }});
-  }
-  AddHoldings(request, rows, wide, &columns);
-  if (request.recomputes()) {
-    columns.push_back({"recomputed", [](const CompareRow& row) { return Ranges(row.recomputed); }});
-  }
-  if (!ShowsFormulas(request, rows)) return columns;
-  columns.push_back({"formula", [=](const CompareRow& row) { return FormulaOf(row, unit); }});
-  return columns;
-}
+  const std::vector<ComparedFigure>& all() const { return columns_; }
 
-std::string Footer(const CompareRequest& request, std::span<const CompareRow> rows, bool wide) {
-  const bool layers = !request.spec.costs.layers.empty();
-  std::string text =
-      "span: the longest time from a rank's first start to its last end.\n"
-      "bubble: makespan minus a rank's busy time, lowest to highest.\n"
-      "ratio: all bubbles together, as a share of all ranks' time.\n"
-      "gap: how far the makespan is above a proven lower bound on any order of the row's\n"
-      "  placement and memory limit" +
-      std::string(layers ? " and its partition" : "") +
-      ", also on orders that split the backward.\n"
-      "memory: activations of the fullest rank, as a multiple of what 1F1B holds.\n";
-  if (wide) {
-    text +=
-        "activations: the most a rank holds at once, each of one of its stages, from F\n"
-        "  to the end of W.\n";
+ private:
+  using Cell = std::function<std::string(const CompareRow&)>;
+
+  static Time Longest(std::span<const CompareRow> rows) {
+    Time longest = 0;
+    for (const CompareRow& row : rows) {
+      if (row.report) longest = std::max(longest, row.makespan());
+      if (row.published) longest = std::max(longest, row.published->simulation.makespan);
+    }
+    return longest;
   }
-  if (ShowsBytes(request.spec.costs)) {
-    text +=
-        "bytes: the most that a rank's activations take at once. B frees part of an\n"
-        "  activation, W the rest, its weight stash.\n";
+
+  void Add(const char* heading, Cell cell, std::string legend = {}) {
+    columns_.push_back({heading, std::move(cell), std::move(legend)});
   }
-  const auto knows = [&](auto member) {
-    return std::any_of(rows.begin(), rows.end(),
-                       [&](const CompareRow& row) { return (row.*member).has_value(); });
-  };
-  if (knows(&CompareRow::parameters))
-    text += "parameters: bytes of the rank that holds the most.\n";
-  if (knows(&CompareRow::parameters) || !DevicesOf(request.spec).empty()) {
-    text +=
-        "total: bytes of all that the fullest rank holds: parameters, gradients,\n"
-        "  optimizer state, activations, messages and workspace, as far as the costs say.\n";
+
+  bool Knows(std::optional<int64_t> CompareRow::*figure) const {
+    return std::ranges::any_of(rows_,
+                               [&](const CompareRow& row) { return (row.*figure).has_value(); });
   }
-  if (ShowsFits(request, rows)) {
-    text += DevicesOf(request.spec).empty() ? "fits: no rank holds more than the limit.\n"
-                                            : "fits: every rank's total fits its device.\n";
+
+  void AddTimes(bool wide) {
+    const TimeScale scale = scale_;
+    const CompareRow* const advised = Advise(rows_).row;
+    Add(
+        "schedule",
+        [=](const CompareRow& row) { return NameOf(row) + (&row == advised ? " *" : ""); },
+        advised != nullptr ? "*: the schedule that the advice names.\n" : "");
+    Add(">step", [=](const CompareRow& row) { return scale.Of(row.makespan()); });
+    const auto base = std::ranges::find_if(
+        rows_, [](const CompareRow& row) { return row.report && row.schedule == kOneFOneB.name; });
+    if (base != rows_.end() && rows_.size() > 1) {
+      const Time before = base->makespan();
+      Add(">vs 1F1B", [=](const CompareRow& row) { return FormatChange(before, row.makespan()); });
+    }
+    if (wide && OverlapsFurther(request_)) {
+      Add(
+          ">published",
+          [=](const CompareRow& row) { return scale.Of(row.published->simulation.makespan); },
+          "published: the step with the papers' overlap alone, of a forward with a backward\n"
+          "  (--overlap published).\n");
+    }
+    const bool lane = request_.components;
+    Add(
+        lane ? ">compute idle" : ">bubble",
+        [](const CompareRow& row) { return FormatPercent(row.report->simulation.bubble_ratio()); },
+        lane ? "compute idle: time in which compute lanes idle, as a share of all ranks' time.\n"
+             : "bubble: time in which ranks idle, as a share of all ranks' time.\n");
+    if (!wide) return;
+    Add(
+        ">of each rank", [=](const CompareRow& row) { return Bubbles(row, scale); },
+        "of each rank: the step minus a rank's busy time, lowest to highest.\n");
+    Add(
+        ">span", [=](const CompareRow& row) { return scale.Of(row.report->simulation.span); },
+        "span: the longest time from a rank's first start to its last end.\n");
+    if (!lane) return;
+    Add(
+        ">exposed", [=](const CompareRow& row) { return scale.Of(row.report->largest_exposed()); },
+        "exposed: the longest time for which a rank is in all-to-all with its compute\n"
+        "  lane idle.\n");
   }
-  text += knows(&CompareRow::message_bytes)
-              ? "sent: bytes between ranks in one step.\n"
-              : "messages: how many are sent between ranks in one step.\n";
-  if (request.recomputes()) text += "recomputed: the stages that run their forward again.\n";
-  std::string formula;
-  if (ShowsFormulas(request, rows)) {
-    formula = "formula: the published bubble of a rank, and whether it holds for these costs.\n" +
-              std::string(kFormulaLegend);
+
+  void AddMemory(bool wide) {
+    Add(
+        ">memory", [](const CompareRow& row) { return FormatMultiple(row.memory); },
+        "memory: activations of the fullest rank, as a multiple of what 1F1B holds.\n");
+    if (wide) {
+      Add(
+          ">activations",
+          [](const CompareRow& row) { return std::to_string(row.report->peak_activations()); },
+          "activations: the most a rank holds at once, each of one of its stages, from F\n"
+          "  to the end of W.\n");
+    }
+    const bool total = Knows(&CompareRow::parameters) || !DevicesOf(request_.spec).empty();
+    if (ShowsBytes(request_.spec.costs) && (wide || !total)) {
+      Add(
+          ">bytes", [](const CompareRow& row) { return FormatBytes(row.report->peak_bytes()); },
+          "bytes: the most that a rank's activations take at once. B frees part of an\n"
+          "  activation, W the rest, its weight stash.\n");
+    }
+    if (wide && Knows(&CompareRow::parameters)) {
+      Add(
+          ">parameters",
+          [](const CompareRow& row) { return row.parameters ? FormatBytes(*row.parameters) : ""; },
+          "parameters: bytes of the rank that holds the most.\n");
+    }
+    if (total) {
+      Add(
+          ">total", [](const CompareRow& row) { return row.total ? FormatBytes(*row.total) : ""; },
+          "total: bytes of all that the fullest rank holds: parameters, gradients,\n"
+          "  optimizer state, activations, messages and workspace, as far as the costs say.\n");
+    }
+    if (!ShowsFits(request_, rows_)) return;
+    Add(
+        "fits", [](const CompareRow& row) { return row.fits ? "yes" : "no"; },
+        DevicesOf(request_.spec).empty() ? "fits: no rank holds more than the limit.\n"
+                                         : "fits: every rank's total fits its device.\n");
   }
+
+  void AddGap() {
+    const bool layers = !request_.spec.costs.layers.empty();
+    Add(
+        ">gap", [](const CompareRow& row) { return FormatPercent(row.report->gap()); },
+        "gap: how far the step is above a proven lower bound on any order of the row's\n"
+        "  placement and memory limit" +
+            std::string(layers ? " and its partition" : "") +
+            ", also on orders that split the backward.\n");
+  }
+
+  void AddMessages() {
+    if (Knows(&CompareRow::message_bytes)) {
+      Add(
+          ">sent",
+          [](const CompareRow& row) {
+            return row.message_bytes ? FormatBytes(*row.message_bytes) : "";
+          },
+          "sent: bytes between ranks in one step.\n");
+    } else {
+      Add(
+          ">messages", [](const CompareRow& row) { return FormatCount(row.messages); },
+          "messages: how many are sent between ranks in one step.\n");
+    }
+  }
+
+  void AddRecomputed(bool wide) {
+    if (wide) {
+      Add(
+          "recomputed", [](const CompareRow& row) { return Ranges(row.recomputed); },
+          "recomputed: the stages that run their forward again.\n");
+    } else {
+      Add(">recomputed", ShareOfStages, "recomputed: how many stages run their forward again.\n");
+    }
+  }
+
+  const CompareRequest& request_;
+  std::span<const CompareRow> rows_;
+  TimeScale scale_;
+  std::vector<ComparedFigure> columns_;
+};
+
+/// The legend of the columns, and the level of the rows where that is not the least.
+std::string Footer(const CompareRequest& request, const ComparedColumns& columns, bool wide) {
+  std::string text;
+  for (const ComparedFigure& column : columns.all()) text += column.legend;
   if (std::ranges::any_of(request.spec.costs.layers, IsMoe)) {
     text +=
         "All rows are at level comm: components of MoE layers overlap within a chunk or a\n"
         "  pair alone. compile --level component makes plans in which all of them may.\n";
   }
-  if (!request.components) return text + formula;
-  text +=
-      "exposed: the longest time for which a rank is in all-to-all with its compute\n"
-      "  lane idle.\n"
-      "These are MoE costs, so all rows are at level component (compile --level\n"
-      "component makes these plans), and bubbles are of the compute lane.\n";
-  if (request.overlap() == Overlap::kPublished) return text + formula;
-  return text +
-         "published: with the papers' overlap, only of a forward with a backward\n"
-         "  (--overlap published).\n"
-         "In all other figures components overlap wherever that shortens the step and no\n"
-         "rank exceeds --memory-limit or, without one, the schedule's own peak. All-to-alls\n"
-         "hide behind what a rank can run next: runs of forwards (gpipe) hide most, so rows\n"
-         "need not be in the papers' order, which the column published has.\n";
+  if (request.components) {
+    text +=
+        "All rows are at level component, as these are MoE costs (compile --level component\n"
+        "  makes these plans).\n";
+  }
+  if (OverlapsFurther(request)) {
+    text +=
+        "Components overlap wherever that shortens the step and no rank exceeds\n"
+        "  --memory-limit or, without one, the schedule's own peak. All-to-alls hide in what\n"
+        "  a rank can run next: runs of forwards (gpipe) hide most, so rows need not be in the\n"
+        "  papers' order, which --overlap published has.\n";
+  }
+  if (!wide) text += "--wide adds columns; --csv and --json have every figure in full.\n";
+  return text;
 }
 
 }  // namespace
@@ -244,13 +284,14 @@ std::string NoteOnPairs(const CompareRequest& request, std::span<const CompareRo
 }
 
 Table ComparisonTable(const CompareRequest& request, std::span<const CompareRow> rows, bool wide) {
-  const std::vector<ComparedFigure> columns = Columns(request, rows, wide);
+  const ComparedColumns columns(request, rows, wide);
   Table table;
-  for (const ComparedFigure& column : columns) table.columns.emplace_back(column.heading);
+  for (const ComparedFigure& column : columns.all()) table.columns.emplace_back(column.heading);
   for (const CompareRow& row : rows) {
     if (!row.report) continue;
     table.rows.emplace_back();
-    for (const ComparedFigure& column : columns) table.rows.back().push_back(column.cell(row));
+    for (const ComparedFigure& column : columns.all())
+      table.rows.back().push_back(column.cell(row));
   }
   return table;
 }
@@ -267,7 +308,8 @@ std::string ComparisonText(const CompareRequest& request, std::span<const Compar
   if (!table.rows.empty()) text += FormatTable(table) + "\n";
   if (!rejected.empty()) text += rejected + "\n";
   text += NoteOnPairs(request, rows);
-  return text + "advice: " + AdviceLines(Advise(rows)) + "\n" + Footer(request, rows, wide);
+  return text + "advice: " + AdviceLines(Advise(rows)) + "\n" +
+         Footer(request, ComparedColumns(request, rows, wide), wide);
 }
 
 }  // namespace contraflow

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <span>
 
 #include "compiler/files/plan_document.h"
@@ -17,6 +19,8 @@ namespace {
 constexpr size_t kMostLinks = 40;
 /// Costs that are printed.
 constexpr size_t kMostCosts = 5;
+/// Idle times of a rank that are printed without --all.
+constexpr size_t kMostIdle = 5;
 
 class Words {
  public:
@@ -58,6 +62,11 @@ class Words {
         times[static_cast<size_t>(idle.cause)] += idle.when.end - idle.when.start;
       }
     }
+    return ByCause(times);
+  }
+
+  /// The same of the idle time of each cause, in the order of IdleCause.
+  std::string ByCause(const std::vector<Time>& times) const {
     std::string text;
     for (size_t c = 0; c < times.size(); ++c) {
       if (times[c] == 0) continue;
@@ -94,6 +103,17 @@ std::vector<bool> CausesOf(const Explanation& explanation) {
     for (const Idle& idle : rank) there[static_cast<size_t>(idle.cause)] = true;
   }
   return there;
+}
+
+Time IdleOf(const Explanation& explanation, int rank) {
+  const std::vector<Time> times = explanation.ByCause(rank);
+  return std::accumulate(times.begin(), times.end(), Time{0});
+}
+
+/// Share of the makespan; 0 of an empty step.
+double ShareOf(const Explanation& explanation, Time time) {
+  const Time makespan = explanation.simulation.makespan;
+  return makespan == 0 ? 0 : static_cast<double>(time) / static_cast<double>(makespan);
 }
 
 /// "12" or "3.5"
@@ -164,10 +184,7 @@ std::string CauseTable(const Explanation& explanation) {
   for (int r = 0; r < explanation.plan.ranks; ++r) {
     const std::vector<Time> times = explanation.ByCause(r);
     const Time bubble = simulation.ranks[static_cast<size_t>(r)].bubble;
-    const double share = simulation.makespan == 0 ? 0
-                                                  : static_cast<double>(bubble) /
-                                                        static_cast<double>(simulation.makespan);
-    row(std::to_string(r), bubble, share, times);
+    row(std::to_string(r), bubble, ShareOf(explanation, bubble), times);
     for (size_t c = 0; c < all.size(); ++c) all[c] += times[c];
     bubbles += bubble;
   }
@@ -258,18 +275,32 @@ std::string WriteExplanation(const Explanation& explanation) {
   return text + (sensitivities.empty() ? "" : "\n" + sensitivities);
 }
 
-std::string WriteIdle(const Explanation& explanation, int rank) {
+std::string WriteIdle(const Explanation& explanation, int rank, bool all) {
+  const std::string name = "rank " + std::to_string(rank);
+  std::vector<Idle> idle = explanation.idle[static_cast<size_t>(rank)];
+  if (idle.empty()) return name + " is never idle.\n";
   const Words words(explanation);
+  const auto lasting = [](const Idle& one) { return one.when.end - one.when.start; };
+  const Time spent = IdleOf(explanation, rank);
+  std::string text = name + " is idle for " + words.At(spent) + " of " +
+                     words.InUnits(explanation.simulation.makespan) + " (" +
+                     FormatPercent(ShareOf(explanation, spent)) +
+                     "): " + words.ByCause(explanation.ByCause(rank)) + ".\n";
+  if (!all && idle.size() > kMostIdle) {
+    text += "The " + std::to_string(kMostIdle) + " longest of " + std::to_string(idle.size()) +
+            " idle times, the longest first (--all lists every one):\n";
+    std::ranges::stable_sort(idle, std::greater(), lasting);
+    idle.resize(kMostIdle);
+  }
   Table table;
   table.columns = {">from", ">to", ">idle", "cause", "before", "because"};
-  for (const Idle& idle : explanation.idle[static_cast<size_t>(rank)]) {
-    table.rows.push_back({words.At(idle.when.start), words.At(idle.when.end),
-                          words.At(idle.when.end - idle.when.start), std::string(Name(idle.cause)),
-                          idle.next < 0 ? "the end" : words.Of({rank, idle.next}),
-                          words.Why(idle, rank)});
+  for (const Idle& one : idle) {
+    table.rows.push_back({words.At(one.when.start), words.At(one.when.end), words.At(lasting(one)),
+                          std::string(Name(one.cause)),
+                          one.next < 0 ? "the end" : words.Of({rank, one.next}),
+                          words.Why(one, rank)});
   }
-  if (table.rows.empty()) return "rank " + std::to_string(rank) + " is never idle.\n";
-  return FormatTable(table);
+  return text + "\n" + FormatTable(table);
 }
 
 std::string WriteMoment(const Explanation& explanation, int rank, Time at) {

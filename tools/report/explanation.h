@@ -51,8 +51,9 @@ std::string CompareRuns(const Explanation& predicted, const Explanation& measure
 /// The object of `diff PLAN TRACE --json`; `steps`: of the trace, whose last is the one measured.
 Json RunsToJson(const Explanation& predicted, const Explanation& measured, int steps);
 
-/// Each idle time of a rank, a line each.
-std::string WriteIdle(const Explanation& explanation, int rank);
+/// Idle time of a rank in a sentence, by cause, then its five longest idle times, or `all` in the
+/// order of time.
+std::string WriteIdle(const Explanation& explanation, int rank, bool all);
 
 /// Text of the work of a rank at a time in ticks, and why; "" past the end of the step.
 std::string WriteMoment(const Explanation& explanation, int rank, Time at);

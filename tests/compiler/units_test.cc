@@ -58,8 +58,11 @@ TEST_SUITE("unit") {
     CHECK(text(-326'000'000) == "-326 ms");
     CHECK(text(123'456'000'000'000) == "123500 s");
     CHECK(FormatWithUnit(66'000'000, Unit::kUnit) == "66 units");
-    CHECK(FormatWithUnit(1'234'567'891, Unit::kUnit) == "1234.567891 units");
+    CHECK(FormatWithUnit(1'234'567'891, Unit::kUnit) == "1234.6 units");
+    CHECK(FormatWithUnit(123'456'500'000, Unit::kUnit) == "123457 units");
+    CHECK(FormatWithUnit(999'999, Unit::kUnit) == "1 unit");
     CHECK(FormatFigure(66'000'000, Unit::kUnit) == "66");
+    CHECK(FormatFigure(1'000'004, Unit::kUnit) == "1");
   }
 
   TEST_CASE("the times of a table share a unit and a point") {
@@ -71,6 +74,8 @@ TEST_SUITE("unit") {
     // A time above 0 never reads as 0.
     CHECK(scale.Of(1'000) == "1 us");
     CHECK(TimeScale(26'000'000, Unit::kUnit).Of(500'000) == "0.5");
+    CHECK(TimeScale(1'234'567'891, Unit::kUnit).Of(98'765'432) == "98.8");
+    CHECK(TimeScale(1'234'567'891, Unit::kUnit).Of(12'345) == "0.012345");
     CHECK(TimeScale(999'960'000, Unit::kNanoseconds).Of(999'960'000) == "1.000 s");
   }
 

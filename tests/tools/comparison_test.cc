@@ -7,8 +7,10 @@
 #include <algorithm>
 #include <cmath>
 #include <csignal>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <random>
+#include <sstream>
 
 #include "compiler/files/cost_io.h"
 #include "compiler/lower/interleave.h"
@@ -24,6 +26,7 @@
 #include "tools/cli/exit.h"
 #include "tools/cli/options.h"
 #include "tools/cli/spec_options.h"
+#include "tools/cli/terminal.h"
 #include "tools/report/progress.h"
 #include "tools/report/report.h"
 
@@ -202,7 +205,7 @@ TEST_SUITE("unit") {
     SortRows("memory", &point.rows);
     CHECK(point.rows.back().schedule == "dualpipe");
     CHECK(Failure<UsageError>([&] { SortRows("speed", &point.rows); }) ==
-          "`sort`: must be makespan, bubble, ratio, gap, memory or total, is \"speed\"");
+          "`sort`: must be step, bubble, ratio, gap, memory or total, is \"speed\"");
     flags.schedules = "1f1b,zbx";
     CHECK(Contains(Failure<UsageError>([&] { MakePoints(flags); }), "zbx"));
     flags.schedules = "1f1b";
@@ -269,7 +272,7 @@ TEST_SUITE("unit") {
     request.spec.costs.moe = DeepSeek(1);
     DeriveChunkCosts(&request.spec.costs, Overlap::kAll);
     request.components = true;
-    CHECK(Contains(notes(), "all rows are at level component"));
+    CHECK(Contains(notes(), "All rows are at level component"));
   }
 
   TEST_CASE("chunks are those of interleaved stages and its formula knows them") {
@@ -359,10 +362,32 @@ TEST_SUITE("unit") {
     std::vector<CompareRow> rows = {Find(Compare(request), "gpipe")};
     request.spec.recompute = ParseRecompute("full");
     rows[0].recomputed = {0, 1, 3};
-    CHECK(Contains(ComparisonText(request, rows, true), "0-1, 3"));
+    CHECK(Contains(ComparisonText(request, rows, true, true), "0-1, 3"));
+    CHECK(Contains(ComparisonText(request, rows, true), "3 of "));
     rows[0].report.reset();
     rows[0].rejected = "is \"odd\"";
     CHECK(Contains(ComparisonCsv(request, rows), ",\"is \"\"odd\"\"\","));
+  }
+
+  TEST_CASE("the table of every profile that ships is at most 100 columns wide") {
+    int profiles = 0;
+    for (const auto& entry :
+         std::filesystem::directory_iterator(CF_TEST_DIR "/../tools/profiles")) {
+      if (entry.path().extension() != ".json") continue;
+      CAPTURE(entry.path());
+      CompareFlags flags;
+      flags.ranks = 8;
+      flags.microbatches = "16";
+      flags.costs.file = entry.path().string();
+      flags.search.budget = "1ms";
+      flags.recompute = "auto";
+      Point point = MakePoints(flags).front();
+      point.rows = Compare(point.request);
+      std::istringstream lines(FormatTable(ComparisonTable(point.request, point.rows), {}));
+      for (std::string line; std::getline(lines, line);) CHECK(TextWidth(line) <= 100);
+      ++profiles;
+    }
+    CHECK(profiles == 9);
   }
 
   TEST_CASE("a front draws a bar for the smallest point, too") {

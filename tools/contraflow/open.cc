@@ -26,10 +26,12 @@ namespace {
 
 /// Returns a new folder that only this user reads.
 std::filesystem::path NewFolder() {
-  std::string name = (std::filesystem::temp_directory_path() / "contraflow-XXXXXX").string();
+  const char* const place = std::getenv("TMPDIR");
+  const std::filesystem::path parent = place != nullptr && *place != '\0' ? place : "/tmp";
+  std::string name = (parent / "contraflow-XXXXXX").string();
   if (mkdtemp(name.data()) == nullptr) {
-    throw Error("cannot make a folder in " + std::filesystem::temp_directory_path().string() +
-                ": " + std::strerror(errno) + "; TMPDIR names another place");
+    throw Error("cannot make a folder in " + parent.string() + ": " + std::strerror(errno) +
+                "; TMPDIR names another place");
   }
   return name;
 }

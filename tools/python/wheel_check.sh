@@ -44,7 +44,7 @@ built=$root/build/release/tools/python
 if [ -e "$built/contraflow/_core$(run python -c 'import sysconfig; print(sysconfig.get_config_var("EXT_SUFFIX"))')" ]; then
   check PYTHONPATH="$built"
 fi
-PIP_NO_INDEX=1 PIP_FIND_LINKS=$out "$out/build/bin/python" "$out/source/tests/python/action_test.py" "$out"/contraflow-*.whl
+PIP_NO_INDEX=1 PIP_FIND_LINKS=$out "$out/build/bin/python" "$out/source/tests/tools/action_test.py" "$out"/contraflow-*.whl
 run contraflow compare --ranks 8 --microbatches 20 --costs deepseek-v3-h800 --no-auto >/dev/null
 run python -c 'import contraflow as cf; cf.Costs("moe-unit")'
 echo "wheel: ok, $(du -h "$out"/contraflow-*.whl | cut -f1)"

@@ -376,11 +376,11 @@ TEST_SUITE("unit") {
       if (entry.path().extension() != ".json") continue;
       CAPTURE(entry.path());
       CompareFlags flags;
-      flags.ranks = 8;
-      flags.microbatches = "16";
+      flags.ranks = 4;
+      flags.microbatches = "8";
       flags.costs.file = entry.path().string();
       flags.search.budget = "1ms";
-      flags.recompute = "auto";
+      flags.recompute = "full";
       Point point = MakePoints(flags).front();
       point.rows = Compare(point.request);
       std::istringstream lines(FormatTable(ComparisonTable(point.request, point.rows), {}));

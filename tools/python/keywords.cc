@@ -120,7 +120,7 @@ constexpr std::pair<std::string_view, std::string_view> kForeign[] = {
     {"; - is standard input", ", or a dict as it holds"},
     {"; a list such as 16,32,64 makes a sweep", ""},
     {"; a list such as 1x,1.5x makes a sweep", ""},
-    {" (default: makespan if no COLUMN is given)", ""},
+    {" (default: step if no COLUMN is given)", ""},
     {"contraflow compile --help", "compile"},
     {"the flags below", "those below"},
     {"cost file (tools/README.md)", "a Costs, a dict as in cost files, a cost file"}};

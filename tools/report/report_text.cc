@@ -134,7 +134,7 @@ Table RankTable(const Report& report, bool bytes) {
                                     FormatPercent(share)};
     if (report.components) row.insert(row.end(), {time(rank.all_to_all), time(rank.exposed)});
     row.push_back(std::to_string(rank.peak_activations));
-    if (bytes) row.push_back(FormatCount(rank.peak_bytes));
+    if (bytes) row.push_back(FormatBytes(rank.peak_bytes));
     table.rows.push_back(std::move(row));
   }
   return table;
@@ -155,10 +155,10 @@ std::string MemoryTable(const Report& report) {
   for (size_t r = 0; r < report.memory.size(); ++r) {
     table.rows.push_back({std::to_string(r)});
     for (const MemoryKind& kind : MemoryKinds(report.memory[r], report.level)) {
-      table.rows.back().push_back(FormatCount(kind.bytes));
+      table.rows.back().push_back(FormatBytes(kind.bytes));
     }
   }
-  return "memory by kind, bytes (activations without their weight stashes):\n" + FormatTable(table);
+  return "memory by kind (activations without their weight stashes):\n" + FormatTable(table);
 }
 
 std::string FormatRange(Time low, Time high, Unit unit) {

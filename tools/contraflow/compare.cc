@@ -44,7 +44,8 @@ std::string Text(const CompareCommand& options, const std::vector<Point>& points
   const Point& first = points.front();
   if (options.csv) return SweepCsv(points);
   if (sweep) {
-    return options.json ? SweepJson(points) : SweepText(points, options.costs.given());
+    return options.json ? SweepJson(points)
+                        : SweepText(points, options.costs.given(), options.wide);
   }
   if (options.json) return FormatJson("compare", ComparisonToJson(first.request, first.rows));
   return ComparisonText(first.request, first.rows, options.costs.given(), options.wide);

@@ -77,9 +77,9 @@ std::vector<std::string> ParseMemoryLimits(const std::string& text);
 std::vector<Point> MakePoints(const CompareFlags& flags,
                               std::vector<std::string>* assumed = nullptr);
 
-/// A line for each point with the makespan of each schedule of the same model and the one to take,
-/// then the advice on each.
-std::string SweepText(std::span<const Point> points, bool costs_given);
+/// The schedule to take at each point, the step of each schedule at each, `wide` the bubbles, too,
+/// then the advice on each point.
+std::string SweepText(std::span<const Point> points, bool costs_given, bool wide = false);
 
 /// {"points": [{"microbatches": 16, "memory_limit": "1x", "rows": [...], "advice": {...}}]}
 std::string SweepJson(std::span<const Point> points);

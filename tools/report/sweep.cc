@@ -110,6 +110,62 @@ std::string PointName(const Point& point, bool limited) {
          (limited ? ", " + LimitName(point.request) : "");
 }
 
+/// The row of a schedule that fits at a point, or null.
+const CompareRow* FittingRow(const Point& point, const std::string& schedule) {
+  const auto row = std::ranges::find(point.rows, schedule, &CompareRow::schedule);
+  return row != point.rows.end() && row->report && row->fits ? &*row : nullptr;
+}
+
+Time LongestOf(std::span<const Point> points) {
+  Time longest = 0;
+  for (const Point& point : points) {
+    for (const CompareRow& row : point.rows) {
+      if (row.report) longest = std::max(longest, row.makespan());
+    }
+  }
+  return longest;
+}
+
+/// A line for each schedule, a column for each point.
+template <typename Figure>
+Table BySchedule(std::span<const Point> points, const std::vector<std::string>& names, bool limited,
+                 const Figure& figure) {
+  Table table{{"schedule"}, {}};
+  for (const Point& point : points) {
+    const std::string microbatches = ">M " + std::to_string(point.request.spec.microbatches);
+    table.columns.push_back(microbatches + (limited ? ", " + LimitName(point.request) : ""));
+  }
+  for (const std::string& name : names) {
+    table.rows.push_back({name});
+    for (const Point& point : points) {
+      const CompareRow* const row = FittingRow(point, name);
+      table.rows.back().push_back(row == nullptr ? "-" : figure(*row));
+    }
+  }
+  return table;
+}
+
+/// The schedule to take at each point, a line each.
+Table Taken(std::span<const Point> points, bool limited, const TimeScale& scale) {
+  Table table{{">micro-batches"}, {}};
+  if (limited) table.columns.emplace_back(">memory");
+  table.columns.insert(table.columns.end(), {"take", ">step", ">bubble", ">gap"});
+  for (const Point& point : points) {
+    std::vector<std::string>& cells =
+        table.rows.emplace_back(1, std::to_string(point.request.spec.microbatches));
+    if (limited) cells.push_back(LimitName(point.request));
+    const CompareRow* const taken = Advise(point.rows).row;
+    if (taken == nullptr) {
+      cells.emplace_back("none");
+      continue;
+    }
+    cells.insert(cells.end(), {NameOf(*taken), scale.Of(taken->makespan()),
+                               FormatPercent(taken->report->simulation.bubble_ratio()),
+                               FormatPercent(taken->report->gap())});
+  }
+  return table;
+}
+
 }  // namespace
 
 std::vector<int> ParseMicrobatches(const std::string& text) {
@@ -165,47 +221,17 @@ std::vector<Point> MakePoints(const CompareFlags& flags, std::vector<std::string
   return points;
 }
 
-std::string SweepText(std::span<const Point> points, bool costs_given) {
+std::string SweepText(std::span<const Point> points, bool costs_given, bool wide) {
   const CompareRequest& request = points.front().request;
   const bool limited = std::ranges::any_of(points, [&](const Point& point) {
     return point.request.memory_limit != request.memory_limit;
   });
-  const std::vector<std::string> names = ColumnsOf(points);
-  Table table, ratios;
-  table.columns = {">micro-batches"};
-  if (limited) table.columns.emplace_back(">memory");
-  ratios.columns = table.columns;
-  for (const std::string& name : names) table.columns.push_back(">" + name);
-  for (const std::string& name : names) ratios.columns.push_back(">" + name);
-  table.columns.insert(table.columns.end(), {">gap", ">time", ">bubble", "  take"});
+  const TimeScale scale(LongestOf(points), request.spec.costs.unit);
   std::string advices;
-  Time longest = 0;
   for (const Point& point : points) {
-    for (const CompareRow& row : point.rows) {
-      if (row.report) longest = std::max(longest, row.makespan());
-    }
+    advices += "advice for " + PointName(point, limited) + ": " + AdviceLines(Advise(point.rows));
   }
-  const TimeScale scale(longest, request.spec.costs.unit);
-  for (const Point& point : points) {
-    std::vector<std::string> cells = {std::to_string(point.request.spec.microbatches)};
-    if (limited) cells.push_back(LimitName(point.request));
-    std::vector<std::string>& bubbles = ratios.rows.emplace_back(cells);
-    for (const std::string& name : names) {
-      const auto row = std::find_if(point.rows.begin(), point.rows.end(),
-                                    [&](const CompareRow& r) { return r.schedule == name; });
-      const bool fits = row != point.rows.end() && row->report && row->fits;
-      cells.push_back(fits ? scale.Of(row->makespan()) : "-");
-      bubbles.push_back(fits ? FormatPercent(row->report->simulation.bubble_ratio()) : "-");
-    }
-    const Advice advice = Advise(point.rows);
-    const Report* const taken = advice.row == nullptr ? nullptr : &*advice.row->report;
-    cells.push_back(taken == nullptr ? "" : FormatPercent(taken->gap()));
-    cells.push_back(taken == nullptr ? "" : scale.Of(taken->simulation.makespan));
-    cells.push_back(taken == nullptr ? "" : FormatPercent(taken->simulation.bubble_ratio()));
-    cells.push_back("  " + (advice.schedule.empty() ? "none" : advice.schedule));
-    table.rows.push_back(std::move(cells));
-    advices += "advice for " + PointName(point, limited) + ": " + AdviceLines(advice);
-  }
+  const std::vector<std::string> names = ColumnsOf(points);
   std::string nowhere;
   for (const CompareRow& row : points.front().rows) {
     if (std::ranges::count(names, row.schedule) > 0) continue;
@@ -218,17 +244,26 @@ std::string SweepText(std::span<const Point> points, bool costs_given) {
     head.assumed_limit = false;
   }
   const bool kept = request.global_batch > 0;
-  return ComparedHead(head, costs_given, false) + "\nMakespans" +
-         (kept ? ", times of the whole batch" : "") + ":\n" + FormatTable(table) +
-         "\nBubbles, as a share of all ranks' time:\n" + FormatTable(ratios) + nowhere + "\n" +
-         NoteOnPairs(request, points.front().rows) + advices +
-         "\n-: does not fit. time, bubble, gap: those of the schedule to take.\n"
-         "gap: how far its makespan is above a proven lower bound on any order of its\n"
+  const Table steps = BySchedule(points, names, limited,
+                                 [&](const CompareRow& row) { return scale.Of(row.makespan()); });
+  std::string text = ComparedHead(head, costs_given, false) + "\nSchedules to take:\n" +
+                     FormatTable(Taken(points, limited, scale)) + "\nSteps" +
+                     (kept ? ", of the whole batch" : "") + ":\n" + FormatTable(steps);
+  if (wide) {
+    text += "\nBubbles, as a share of all ranks' time:\n" +
+            FormatTable(BySchedule(points, names, limited, [](const CompareRow& row) {
+              return FormatPercent(row.report->simulation.bubble_ratio());
+            }));
+  }
+  return text + nowhere + "\n" + NoteOnPairs(request, points.front().rows) + advices +
+         "\n-: does not fit.\n"
+         "gap: how far the step is above a proven lower bound on any order of its\n"
          "  placement and memory limit, also on orders that split the backward.\n" +
          (kept ? "The costs are of a micro-batch of " + FormatCount(request.samples) +
                      (request.samples == 1 ? " sample" : " samples") +
                      ", that of the first line; those of others scale with it.\n"
-               : std::string());
+               : std::string()) +
+         (wide ? "" : "--wide adds the bubbles; --csv and --json have every figure in full.\n");
 }
 
 std::string SweepJson(std::span<const Point> points) {

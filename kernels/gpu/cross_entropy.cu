@@ -100,7 +100,7 @@ __global__ void __launch_bounds__(kThreads, kThreadsAnSm / kThreads)
     Bf16* const at = Row(logits, row, classes);
     const int target = targets[row];
     const bool known = target >= 0 && target < classes;
-    // Read before the barrier, behind which its owner overwrites it.
+    // Read before the barrier, after which its owner overwrites it.
     const float target_logit = thread == 0 && known ? ToFloat(at[target]) : 0.0f;
 
     Exponentials mine;

@@ -46,7 +46,7 @@ __device__ int Column(int i) {
   return (i * kTeam + ThreadIndex() % kTeam) * N;
 }
 
-/// Vector i of this thread in the row; 0 behind the end of the row, or behind the last row.
+/// Vector i of this thread in the row; 0 after the end of the row, or after the last row.
 template <int kTeam>
 __device__ Bf16s<8> LoadPart(const Bf16* x, int row, int rows, int width, int i) {
   const int column = Column<kTeam, 8>(i);

@@ -62,7 +62,7 @@ class TileWalk {
   TileGrid grid_;
   int next_, blocks_, band_;
   int expert_ = -1;
-  int end_ = 0;  // behind the numbers of the expert's tiles
+  int end_ = 0;  // after the numbers of the expert's tiles
 };
 
 }  // namespace contraflow::gpu

@@ -115,7 +115,7 @@ void Executor::FindCopies(const Plan& plan) {
   }
 }
 
-/// A copy does not keep what stands behind it waiting: the backend sees to what it waits for.
+/// A copy does not keep what stands after it waiting: the backend sees to what it waits for.
 void Executor::AwaitCopies(size_t index) {
   if (copies_.empty() || IsHostCopy(program_[index].op)) return;
   const CopiesBefore& before = copies_[index];

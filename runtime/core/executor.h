@@ -49,7 +49,7 @@ class Backend {
   /// STEP.
   virtual void OptimizerStep(int stage) = 0;
 
-  /// Starts an OFFLOAD or RELOAD, which goes on beside what follows, behind the copies in its
+  /// Starts an OFFLOAD or RELOAD, which goes on beside what follows, after the copies in its
   /// direction that were started before it in this step. It begins once so many OFFLOADs of the
   /// step have ended.
   virtual void StartCopy(const Instruction& copy, size_t offloads);
@@ -68,7 +68,7 @@ void CheckExecutable(const Plan& plan);
 /// level comm follows from what it computes, and is said by its `after` where there are events. A
 /// SEND is posted where it stands; its bytes are given back once it has left, at the latest before
 /// an instruction runs that names it in `after`. OFFLOAD is started when its forward has ended and
-/// RELOAD where it stands; they are waited for, at level comm, by forwards that stand behind an
+/// RELOAD where it stands; they are waited for, at level comm, by forwards that stand after an
 /// OFFLOAD and the backward of a RELOAD, else by what names them in `after`. All memory for
 /// the walk is allocated when it is made.
 class Executor {

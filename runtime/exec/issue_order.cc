@@ -30,7 +30,7 @@ std::string TextOf(const Plan& plan, At at) {
          ToString(i) + ")";
 }
 
-/// The points of a plan's order in terms of ranks, one behind the other.
+/// The points of a plan's order in terms of ranks, one after another.
 class ProgramOrder {
  public:
   explicit ProgramOrder(const Plan& plan)

@@ -37,7 +37,7 @@ struct IssuedDevice {
 };
 
 /// Gives the steps of a plan to a GPU, as the one thread of a process that does: every instruction
-/// of its devices, in the order of IssueOrder, on the stream of its lane, behind what its `after`
+/// of its devices, in the order of IssueOrder, on the stream of its lane, after what its `after`
 /// names on other lanes. All lanes are forked off one stream and joined to it again, so that a step
 /// can be captured as one graph. Allocates nothing once the first step was issued.
 class GpuIssuer {

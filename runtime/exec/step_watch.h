@@ -26,7 +26,7 @@ class StepStamps {
   /// Stamps the time when the stream gets there.
   void Begin(size_t index, gpu::Stream stream) const;
   void End(size_t index, gpu::Stream stream) const;
-  /// Brings the stamps to the host, behind all of them.
+  /// Brings the stamps to the host, after all of them.
   void Download(gpu::Stream stream) const;
 
   /// All become 0, which no time is.

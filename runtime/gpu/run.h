@@ -62,7 +62,7 @@ class GpuDevices {
   const SmBudget& budget() const { return budget_; }
   /// Like Run's.
   StateCopies* NewCopies();
-  /// Behind the last step; all processes.
+  /// After the last step; all processes.
   void Close();
 
  protected:

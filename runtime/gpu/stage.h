@@ -45,7 +45,7 @@ class GpuStage {
   void Dispatch(const GpuViews& v, gpu::Stream stream) const;
   /// MLP_F.
   void ExpertsForward(int layer, const GpuViews& v, gpu::Stream stream) const;
-  /// COMBINE_F, behind its exchange. With the head, *loss becomes the mean cross-entropy of the
+  /// COMBINE_F, after its exchange. With the head, *loss becomes the mean cross-entropy of the
   /// micro-batch and the logits become the gradient of `loss_scale` times it; `targets` [T].
   /// `came`, if not null, are the rows that `combined` becomes as they are read.
   void CombineForward(int layer, const int32_t* targets, float loss_scale, float* loss,
@@ -54,7 +54,7 @@ class GpuStage {
   void CombineBackward(int layer, const GpuViews& v, GpuLane at) const;
   /// MLP_B.
   void ExpertsBackward(int layer, const GpuViews& v, gpu::Stream stream) const;
-  /// DISPATCH_B, behind its exchange.
+  /// DISPATCH_B, after its exchange.
   void DispatchBackward(const GpuViews& v, gpu::Stream stream) const;
   /// ATTN_B.
   void AttentionBackward(int layer, const GpuViews& v, GpuLane at) const;

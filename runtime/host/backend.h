@@ -89,7 +89,7 @@ class HostBackend : public Backend, public StageHolder {
   /// If the model has a limit to the norm of all gradients it only takes notes for ClippedStep.
   void OptimizerStep(int stage) override;
 
-  /// Behind a step of all devices: clips the gradients, whose norm is given, and updates every
+  /// After a step of all devices: clips the gradients, whose norm is given, and updates every
   /// stage that has come to its STEP.
   void ClippedStep(double norm);
 

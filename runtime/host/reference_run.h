@@ -23,7 +23,7 @@ class WholeModel {
  public:
   WholeModel(const Model& model, int members, uint64_t seed);
 
-  /// Behind a router, which has chosen experts and weights; may change them.
+  /// After a router, which has chosen experts and weights; may change them.
   using Routed = std::function<void(int layer, int member, const LayerViews<T>& v)>;
 
   /// F of a micro-batch of each member. Returns their mean cross-entropies, and keeps what B needs
@@ -73,7 +73,7 @@ class ReferenceRun {
 
   /// Called whenever a micro-batch is done, for who waits; may be empty.
   void OnMove(std::function<void()> moved) { moved_ = std::move(moved); }
-  /// Called behind every router, from now on, with the place of the micro-batch (MicrobatchPlace);
+  /// Called after every router, from now on, with the place of the micro-batch (MicrobatchPlace);
   /// may change what it has chosen: where the run to compare with computes in less precision, that
   /// decides what is nearly a tie. May be empty.
   using Routed = std::function<void(int layer, size_t place, const LayerViews<float>& v)>;

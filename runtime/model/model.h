@@ -71,7 +71,7 @@ Model WithLayersOf(const Plan& plan, Model model);
 Model FitModel(Model model, const Plan& plan);
 
 /// The layers of a fitted model in each stage of a plan that says how many layers its stages were
-/// made of: those of the model, or these with the embedding before and the head behind them, as
+/// made of: those of the model, or these with the embedding before and the head after them, as
 /// costs list them. Empty, as for LayersOfStage, if the plan does not say so or is about other
 /// layers. Throws Error, with the remedy, if a stage would have the embedding or the head alone.
 Partition PartitionOf(const Model& model, const Partition& planned);

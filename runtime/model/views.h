@@ -37,7 +37,7 @@ struct LayerShape {
 template <typename T, typename S = T>
 struct LayerViews {
   T* x = nullptr;   ///< input
-  T* z = nullptr;   ///< output, or input of the layer behind
+  T* z = nullptr;   ///< output, or input of the layer after
   T* dz = nullptr;  ///< doutput
   T* dx = nullptr;  ///< dinput, or doutput of the layer before
 
@@ -45,7 +45,7 @@ struct LayerViews {
   S *attention_rstd = nullptr, *expert_rstd = nullptr;  ///< [T]
   T *attention_xn = nullptr, *expert_xn = nullptr;      ///< [T x d]
   T* context = nullptr;                                 ///< [T x d] values by their probabilities
-  T* y = nullptr;                                       ///< [T x d] residual behind the attention
+  T* y = nullptr;                                       ///< [T x d] residual after the attention
   // scores
   T* qkv = nullptr;            ///< [T x 3 d]
   T* probabilities = nullptr;  ///< [T x heads x sequence] on the host; on a GPU in their place:
@@ -96,7 +96,7 @@ Ends<T> EndsOf(Op op, const LayerViews<T, S>& v) {
   return {v.ddispatched, v.dsorted, false};
 }
 
-/// Points the parts of a value at `base`, one behind the other, each at a multiple of 64 bytes
+/// Points the parts of a value at `base`, one after another, each at a multiple of 64 bytes
 /// (kSlotAlignment). `input` is x, `output` z, `doutput` dz, `dinput` dx. Returns the bytes of the
 /// value, a multiple of 64; with a null base that is all it does.
 template <typename T, typename S>

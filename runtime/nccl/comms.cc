@@ -14,7 +14,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-/// Between two looks at what goes on behind a call.
+/// Pause between two polls of a call in progress.
 constexpr std::chrono::microseconds kPause{50};
 /// Between two looks at whether what is waited for has been given up.
 constexpr milliseconds kTurn{1};

@@ -26,8 +26,8 @@ struct NcclCommOptions {
 };
 
 /// The part of NCCL that is used, for one process and its GPU. Communicators are non-blocking: what
-/// is asked of one goes on behind the call until Ready says so, and nothing else may be asked of
-/// it, nor an event recorded behind it, before. All calls but Abort are made by the issuing thread.
+/// is asked of one goes on after the call until Ready says so, and nothing else may be asked of
+/// it, nor an event recorded after it, before. All calls but Abort are made by the issuing thread.
 /// Whatever fails throws Error with what NCCL says and, where it is known, the remedy.
 class Nccl {
  public:

@@ -31,7 +31,7 @@ class CustomTraining {
   /// The training of another plan of the same stages in this process alone, beside this one, where
   /// products give the same bits. All arguments must outlive it, and so must this one.
   virtual std::unique_ptr<CustomTraining> NewBeside(const CustomStages& stages) = 0;
-  /// Behind the last step; all processes.
+  /// After the last step; all processes.
   virtual void Close() {}
 };
 

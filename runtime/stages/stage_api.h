@@ -16,7 +16,7 @@
  *
  * A function that fails returns what is wrong, a text that stays valid until the next call with the
  * same stage; the training ends with it. NULL: all is well. C++ exceptions should not leave it.
- * Where `create` fails, it leaves nothing behind. */
+ * Where `create` fails, it leaves nothing allocated. */
 
 #include <stddef.h>
 #include <stdint.h>
@@ -112,13 +112,13 @@ typedef struct contraflow_stage_api {
                                   void* stream);
 
   /* The gradients of the parameters, to be summed over replicas and copies in place, as fp32 of
-   * one block. Called once, behind `create`; the block stays where it is. */
+   * one block. Called once, after `create`; the block stays where it is. */
   const char* (*gradients)(void* stage, float** values, size_t* count);
   /* The optimizer's step, with the gradients as they are then. */
   const char* (*optimizer_step)(void* stage, void* stream);
 
   /* Block number `index`, 0, 1, ..; beyond the last one data becomes NULL. NULL: there are none.
-   * Called behind `create` and between steps. */
+   * Called after `create` and between steps. */
   const char* (*block)(void* stage, int32_t index, contraflow_block* block);
 } contraflow_stage_api;
 

@@ -12,7 +12,7 @@ namespace contraflow {
 struct Label {
   Instruction instruction;  ///< op, stage, layer, microbatch; the rest does not travel
   int32_t part = 0;         ///< which of several messages of one instruction
-  uint64_t bytes = 0;       ///< of the message behind it
+  uint64_t bytes = 0;       ///< of the message after it
 };
 
 /// Carries bytes between the processes of a job, or threads that stand for them. Messages from one

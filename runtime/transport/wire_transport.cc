@@ -238,7 +238,7 @@ Clock::time_point WireTransport::Sum(const Instruction& reduce, Over over,
   const size_t count = parts.processes.size();
   if (count == 1) return came;
   const std::span<float> own = ShareOf(values, parts.place, count);
-  // If a reduction has two sums, the messages of the second, over the same member, come behind.
+  // If a reduction has two sums, the messages of the second, over the same member, come after.
   Label label{reduce, over == Over::kAllMembers ? 0 : 2, 0};
   const auto check = [&](size_t p, size_t expected, const Label& there) {
     const bool same = there.instruction.op == reduce.op && there.part == label.part &&

@@ -118,7 +118,7 @@ ActionList SteadyPairs(const std::vector<int>& stages, bool alike, int further) 
   return pairs;
 }
 
-/// The list with an action behind the k-th forward, or backward, of a stage.
+/// The list with an action after the k-th forward, or backward, of a stage.
 ActionList Behind(const ActionList& list, Action action, int k) {
   size_t at = 0;
   for (int left = k; left > 0; ++at) {

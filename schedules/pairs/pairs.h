@@ -33,7 +33,7 @@ SearchProblem WithCount(const SearchProblem& problem, int count);
 /// other; nothing where none has.
 std::optional<SearchProblem> WithoutOdd(const SearchProblem& problem);
 
-/// An order of WithoutOdd(problem) with that micro-batch behind another of its route on all ranks,
+/// An order of WithoutOdd(problem) with that micro-batch after another of its route on all ranks,
 /// as a pair or apart: of those that run and fit the shortest, if there is one.
 std::optional<Order> WithOdd(const SearchProblem& problem, const Order& order);
 

@@ -19,7 +19,7 @@ constexpr Time kUnreached = std::numeric_limits<Time>::max();
 /// Steps of the exact method up to which it is worth its time.
 constexpr int64_t kMostSteps = 50'000'000;
 
-/// The same for each of several stages of a rank: what comes before the first of them and behind
+/// The same for each of several stages of a rank: what comes before the first of them and after
 /// the last, and the work of all.
 class Balance {
  public:

@@ -38,7 +38,7 @@ namespace {
 /// Steps up to which the dynamic programme is worth its time.
 constexpr int64_t kMostWindows = 2'000'000;
 
-/// The bound of floors that are weighed. Of each rank there are those of its stages and behind them
+/// The bound of floors that are weighed. Of each rank there are those of its stages and after them
 /// that of its first backward; before them, as no forward is taken from it, the one of its memory.
 class WeighedBound {
  public:

@@ -1,8 +1,8 @@
 // Bounds that hold for any partition.
 //
 // One stage a rank, one route. What rank r says of a step depends on its own layers i..j-1 alone:
-// the layers before them are its head and tail, the ones behind them its lag, however they are
-// divided, with r messages each way before it and P-1-r behind it. So with B(r, i, j) from
+// the layers before them are its head and tail, the ones after them its lag, however they are
+// divided, with r messages each way before it and P-1-r after it. So with B(r, i, j) from
 // ProveStageBound
 //
 //     makespan >= min over i_1 < .. < i_(P-1) of max over r of B(r, i_r, i_(r+1)),
@@ -199,8 +199,8 @@ class LinearBound {
     return low;
   }
 
-  /// The first layer that each rank may begin with, so that it and those behind it can do what is
-  /// left in less than `enough`; behind the last rank the end of the model.
+  /// The first layer that each rank may begin with, so that it and those after it can do what is
+  /// left in less than `enough`; after the last rank the end of the model.
   std::vector<int> EarliestStarts() const {
     std::vector<int> starts(static_cast<size_t>(spec_.ranks) + 1, layers_.layers());
     for (int r = spec_.ranks - 1; r >= 0; --r) {

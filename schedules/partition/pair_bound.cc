@@ -11,7 +11,7 @@
 //     makespan >= head of the second stage + work - forwards of the first,
 //
 // and before the first micro-batch is on its way back no more forwards than its memory holds
-// (MostForwardsHeld). Weight gradients may come last, but behind the last backward of a stage those
+// (MostForwardsHeld). Weight gradients may come last, but after the last backward of a stage those
 // of all layers before it follow: head, forwards, backwards and that tail are a bound as well,
 // where no overlap makes them shorter than their sums.
 //

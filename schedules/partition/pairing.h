@@ -41,10 +41,10 @@ class PairedRanks {
 
   /// Forwards and backwards of one micro-batch.
   Time Chain(int first, int last) const;
-  /// Before a stage whose first layer this is, after so many hops, and behind it.
+  /// Before a stage whose first layer this is, after so many hops, and after it.
   Time Head(int layer, int hops) const;
   Time Tail(int layer, int hops) const;
-  /// When the first micro-batch can be back at a stage behind whose last layer this one is; the
+  /// When the first micro-batch can be back at a stage after whose last layer this one is; the
   /// stage comes after so many hops.
   Time BackAt(int layer, int hops) const;
 

@@ -41,7 +41,7 @@ struct PartitionWorth {
 using PartitionJudge = std::function<PartitionWorth(const Partition&)>;
 
 /// Different partitions for the routes of `frame` (its programs do not matter) to begin with: the
-/// one whose busiest rank, with what must come before and behind its work, is done first (exact
+/// one whose busiest rank, with what must come before and after its work, is done first (exact
 /// where each rank has one stage of one route and the model has few enough layers, else a local
 /// optimum of single layers that move); the one whose largest stage is, looked at by itself; and an
 /// even one. Orders and memory limits are not looked at.
@@ -52,7 +52,7 @@ std::vector<Partition> StartingPartitions(const LayerStages& layers, const Plan&
 /// `most` times. Never worse than `start`.
 Partition ImprovePartition(Partition start, const PartitionJudge& judge, int64_t most);
 
-/// A lower bound, and the partition on which the argument behind it finds no more; empty where it
+/// A lower bound, and the partition on which the argument after it finds no more; empty where it
 /// is of no partition in particular.
 struct PartitionBound {
   Time value = 0;

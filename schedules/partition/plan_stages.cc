@@ -146,7 +146,7 @@ CostModel AlikeStages(const CostModel& costs, int stages, Overlap overlap) {
   }
   const auto each = static_cast<int>(count / stages);
   Partition partition(static_cast<size_t>(stages), each);
-  StageCost ends;  // of the layers before and behind
+  StageCost ends;  // of the layers before and after
   for (auto layer = costs.layers.begin(); layer != costs.layers.end(); ++layer) {
     if (layer >= first && layer < last) continue;
     (layer < first ? partition.front() : partition.back()) += layer->repeat;

@@ -143,7 +143,7 @@ class RoomiestSearch {
             std::ranges::max(partition)};
   }
 
-  /// Stage s and those behind it, from layer i on.
+  /// Stage s and those after it, from layer i on.
   void Fill(int s, int i, const Held& held) {
     if (s == frame_.stages) {
       best_ = {Excess(held), chosen_};

@@ -30,7 +30,7 @@ class LayerStages {
 
   /// Cost of a stage with the layers first..last-1: f, b and w are sums over them. Where they have
   /// components, bw and fb are what DeriveChunkCosts makes of these soon; of many layers, of rows
-  /// of at most 24 of them, one behind the other.
+  /// of at most 24 of them, one after another.
   const StageCost& CostOf(int first, int last);
 
   /// Costs with these stages in place of the layers: what each costs and holds, and messages as
@@ -108,12 +108,12 @@ void AddComponents(const LayerStages& layers, const Partition& partition, Overla
 void LeaveOutUnused(const Plan& plan, bool components, CostModel* made);
 
 /// The same model with what is before its first layer with components as part of that, and what is
-/// behind the last one as part of that: how contraflow-run computes embedding and head. Throws
+/// after the last one as part of that: how contraflow-run computes embedding and head. Throws
 /// Error if no layer has components, or one in between has none.
 CostModel FoldEnds(const CostModel& costs);
 
 /// Costs with so many stages in place of the layers, for a plan of components whose stages are
-/// alike: as many layers with components in each, and what the layers before and behind those take
+/// alike: as many layers with components in each, and what the layers before and after those take
 /// (embedding, head) spread over all stages. Throws Error unless the layers with components are
 /// alike and divide.
 CostModel AlikeStages(const CostModel& costs, int stages, Overlap overlap);

@@ -7,7 +7,7 @@
 //
 // for all layers with no less work than some length, whichever. And each layer is in some stage s,
 // whose rank has a layer in each of its other stages as well: the makespan is no less than the
-// least that this comes to, of all stages that have as many layers before and behind them.
+// least that this comes to, of all stages that have as many layers before and after them.
 
 #include <algorithm>
 #include <cstdint>

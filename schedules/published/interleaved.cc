@@ -34,7 +34,7 @@ int Rounds(const Spec& spec) { return std::max(1, spec.microbatches / spec.ranks
 int RoundLength(const Spec& spec) { return spec.microbatches / Rounds(spec); }
 
 /// Forwards of a rank before its first backward: a round through all stages but the last, and two
-/// for each rank behind, one on the way there and one on the way back.
+/// for each rank after, one on the way there and one on the way back.
 int64_t Warmup(const Spec& spec, int rank, int round) {
   const int64_t all = int64_t{spec.microbatches} * ChunksOf(spec);
   const int64_t ahead = int64_t{ChunksOf(spec) - 1} * round + 2 * (spec.ranks - 1 - rank);

@@ -12,7 +12,7 @@ namespace contraflow {
 
 /// The compute order with OFFLOAD and RELOAD of the cells of these stages (ascending) for which the
 /// links to the host have the time: those whose copies can go and come back while the cell waits
-/// for its backward. OFFLOAD stands behind F, and RELOAD as late as its backward allows, so that
+/// for its backward. OFFLOAD stands after F, and RELOAD as late as its backward allows, so that
 /// the order takes no longer than before. None may be offloaded yet; cells that are recomputed
 /// stay.
 Plan OffloadStages(Plan order, const CostModel& costs, const std::vector<int>& stages);

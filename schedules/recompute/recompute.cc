@@ -99,7 +99,7 @@ class Hoister {
   std::vector<int64_t> held_;  // during each
 };
 
-/// The order with every W right behind its B, as one.
+/// The order with every W right after its B, as one.
 Plan Whole(Plan order) {
   for (Program& program : order.programs) {
     std::erase_if(program, [](const Instruction& i) { return i.op == Op::W; });
@@ -130,7 +130,7 @@ struct Orders {
 };
 
 /// The spec of an order whose backwards have R in them. With all stages recomputed a chunk under
-/// way holds its input or, behind B, its stash, and beside these there are at most as many whole
+/// way holds its input or, after B, its stash, and beside these there are at most as many whole
 /// activations as chunks run at one time. With `whole` W is in the backward too (Whole): no stash.
 Spec Fused(const Spec& spec, int stages, bool whole) {
   Spec fused = spec;

@@ -90,7 +90,7 @@ class Mutator {
     Move(program, from, to);
   }
 
-  /// A message goes behind the next ones of its rank that have another peer, or another direction.
+  /// A message goes after the next ones of its rank that have another peer, or another direction.
   void PassMessages(Program* program, bool peers) {
     const size_t from = Below(program->size());
     const Instruction moved = (*program)[from];
@@ -106,7 +106,7 @@ class Mutator {
     Move(program, from, to);
   }
 
-  /// A WAIT_SEND for every SEND: at the end, now and then earlier, or right behind it.
+  /// A WAIT_SEND for every SEND: at the end, now and then earlier, or right after it.
   void AddWaits(Plan* plan) {
     const size_t early = Below(4), far = early > 1 ? 2 : 12;
     plan->marks.resize(plan->programs.size());
@@ -204,7 +204,7 @@ TEST_SUITE("unit") {
   }
 
   TEST_CASE("a queue per pair: what stands behind another message") {
-    // Rank 0 needs the gradient of m0 first, but its RECV is queued behind that of m1's SEND.
+    // Rank 0 needs the gradient of m0 first, but its RECV is queued after that of m1's SEND.
     const Plan plan = PlanFromText(
         "rank\n F s0 m0\n F s0 m1\n SEND_F s0 m0 to=1\n SEND_F s0 m1 to=1\n RECV_B s0 m0 from=1\n"
         " BW s0 m0\n RECV_B s0 m1 from=1\n BW s0 m1\n STEP s0\n"

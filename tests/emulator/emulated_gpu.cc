@@ -329,7 +329,7 @@ void EmulatedGpu::BeginCapture(gpu::Stream stream) {
   queue->after.clear();
 }
 
-/// Throws if there is work behind which the first stream is not.
+/// Throws if there is work after which the first stream is not.
 void EmulatedGpu::CheckJoined() const {
   const std::vector<Graph::Node>& nodes = capture_->graph->nodes;
   std::vector<bool> joined(nodes.size());

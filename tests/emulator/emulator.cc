@@ -69,7 +69,7 @@ class Stack {
   Stack(const Stack&) = delete;
   ~Stack() {
 #if defined(__SANITIZE_ADDRESS__)
-    // Marks of functions that never returned would stay behind for whoever gets these pages next.
+    // Marks of functions that never returned would remain for the next owner of these pages.
     __asan_unpoison_memory_region(base_, kStackBytes);
 #endif
     munmap(base_, kStackBytes);

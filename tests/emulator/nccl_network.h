@@ -61,7 +61,7 @@ class NcclNetwork {
     std::map<std::pair<int, int>, int> signals;   ///< not awaited yet, by sender and receiver
   };
 
-  /// How the processes of the job run: as threads, or one behind the other in one thread, where
+  /// How the processes of the job run: as threads, or one after another in one thread, where
   /// nothing is done before Run and every event counts as done.
   enum class Processes : bool { kThreads, kInTurn };
 

@@ -425,7 +425,7 @@ TEST_SUITE("property") {
       CHECK(RunInLanes(lowered, {{Pace::kRandom, random()}, {Pace::kGreedyLane, random()}}) == "");
       const Simulation simulation = Simulate(lowered, costs);
       CHECK(simulation.makespan >= ProveBound(lowered, costs).value);
-      // REDUCE has a lane of its own here, and need not keep the chunks behind it waiting.
+      // REDUCE has a lane of its own here, and need not keep the chunks after it waiting.
       if (!opaque && overlap == Overlap::kPublished &&
           costs.stage(0).reduce + costs.stage(0).step == 0) {
         const Simulation chunks = Simulate(Lower(plan, costs, {}), costs);

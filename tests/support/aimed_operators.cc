@@ -62,7 +62,7 @@ bool NeedsProducer(const Instruction& i, const Instruction& other) {
          BackMicrobatch(other) == i.microbatch;
 }
 
-/// Right behind the compute instruction that needs it.
+/// Right after the compute instruction that needs it.
 bool RecvTooLate(Knife* knife) {
   const auto place = knife->Pick(Receives);
   if (!place) return false;

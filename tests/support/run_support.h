@@ -43,7 +43,7 @@ struct BesideOptions {
   int steps = 2;
   bool fill = kFillUnused;
   const Plan* like = nullptr;  ///< what the run without a pipeline follows; null: the plan
-  std::function<void(StepResult&, ThreadedRun&)> spoil = {};  ///< behind every step
+  std::function<void(StepResult&, ThreadedRun&)> spoil = {};  ///< after every step
 };
 struct TrainingOutcome {
   std::string difference;  ///< the first one, or why the training failed; "" if neither

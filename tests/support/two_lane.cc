@@ -26,7 +26,7 @@ std::vector<std::vector<int>> LaneOrders(const std::vector<LaneJob>& jobs, bool 
   for (size_t i = 0; i < jobs.size(); ++i) {
     if (jobs[i].all_to_all == all_to_all) lane.push_back(static_cast<int>(i));
   }
-  // One behind the other through the other lane counts as well.
+  // One after another through the other lane counts as well.
   const auto reaches = [&](int from, int to) {
     std::vector<int> open = {to};
     while (!open.empty()) {

@@ -80,8 +80,7 @@ void AddQuiet(CLI::App* app, bool* field = nullptr);
 /// -v, which does too, beside -q of the same command or alone.
 void AddVerbose(CLI::App* app, const std::string& help, bool* field = nullptr);
 /// The help of commands for which it does no more.
-inline constexpr char kSayProgress[] =
-    "say how far it has come, also where standard error is no terminal";
+inline constexpr char kSayProgress[] = "show progress even if stderr is not a terminal";
 
 /// --json
 CLI::Option* AddJson(CLI::App* app, bool* field);

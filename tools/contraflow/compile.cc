@@ -150,11 +150,10 @@ std::function<int()> AddCompile(CLI::App* app) {
   AddChoice(app, "--dump-after", &options->dump_after, "comm|component|buffer|all",
             "print the plan to stderr after this pass; all: after each");
   AddText(app, "-o,--output", &options->output, "FILE",
-          "plan file; - is stdout (default, but on a terminal only a summary),\n.cbor is binary, "
-          "FOLDER/ is one binary file per rank");
+          "plan file; - is stdout; .cbor is binary, FOLDER/ is one binary file\nper rank "
+          "(default: stdout, on a terminal only a summary)");
   AddQuiet(app);
-  AddVerbose(app,
-             "say how far it has come and what was made, also where standard error is no terminal");
+  AddVerbose(app, "show progress and a summary even if stderr is not a terminal");
   return [options] { return RunCompile(*options); };
 }
 

@@ -104,7 +104,8 @@ std::function<int()> AddExplain(CLI::App* app) {
   AddCostsOptions(app, &options->costs, "the plan's own");
   AddInteger(app, "--rank", &options->rank, "R", "each idle time of this rank");
   AddTime(app, "--at", &options->at,
-          "what that rank does at this time (6.2ms, or a number in the costs'\nunit), and why");
+          "this rank's instruction at this time, and why (6.2ms, or a number in\nthe unit of the "
+          "costs)");
   AddInteger(app, "--instruction", &options->instruction, "I",
              "why that instruction of the rank starts when it does");
   AddJson(app, &options->json);

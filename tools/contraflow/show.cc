@@ -247,9 +247,10 @@ std::function<int()> AddShow(CLI::App* app) {
   AddTime(app, "--from", &options->from,
           "only what runs at or after this time (6.2ms, or a number in the\ncosts' unit)");
   AddTime(app, "--to", &options->to, "only what runs at or before this time");
-  AddChoice(app, "--format", &options->format, "text|grid|svg|html",
-            "instructions with times, or a drawing; html: a page to zoom into and\nto ask "
-            "(default: as -o ends, else text)");
+  AddChoice(
+      app, "--format", &options->format, "text|grid|svg|html",
+      "instructions with times, a drawing, or an interactive page (default:\nas -o ends, else "
+      "text)");
   AddChoice(app, "--color", &options->color, "auto|always|never",
             "colour the grid; auto (default): on a terminal, unless NO_COLOR is\nset");
   AddInteger(app, "--width", &options->width, "N",

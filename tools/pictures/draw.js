@@ -117,7 +117,7 @@ class Painter {
       context.fillRect(Math.round(x), AXIS_HEIGHT - 7, 1, 7);
       const width = context.measureText(mark.text).width;
       context.fillStyle = colors.soft;
-      // The last stands before its mark where there is no room behind it.
+      // The last stands before its mark where there is no room after it.
       context.fillText(mark.text, x + 4 + width > end ? x - 4 - width : x + 4, AXIS_HEIGHT / 2);
     }
     if (this.right > 20) {

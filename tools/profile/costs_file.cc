@@ -203,7 +203,7 @@ std::string ValuesText(const LayerEstimate& layer) {
   return text + "\n";
 }
 
-/// Each line behind "// ".
+/// Each line after "// ".
 std::string Commented(const std::string& text) {
   std::string out;
   for (size_t at = 0; at < text.size();) {

@@ -38,7 +38,7 @@ std::string CostsTemplate() {
 },
 {
   "name": "dense",
-  // So many alike, one behind the other.
+  // So many alike, one after another.
   "repeat": 4,
   "f": 2.5, "b": 2.7, "w": 2.3,
   // Optional, each in place of what follows from the others:

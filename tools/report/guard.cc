@@ -153,8 +153,7 @@ class Judgement {
     if (!given) return;
     const Time bound = ToTicks(*given, report_.unit, FieldOf(limit));
     Put(limit, FromTicks(value, report_.unit), FromTicks(bound, report_.unit), value > bound,
-        what + " " + Exactly(value) + where + " is over " + Flag(limit) + " " + Exactly(bound),
-        unit_);
+        what + " " + Exactly(value) + where + " exceeds the limit " + Exactly(bound), unit_);
   }
 
   void Ratio(const char* limit, std::optional<double> bound, const std::string& what, double value,
@@ -180,8 +179,7 @@ class Judgement {
   void Count(const char* limit, int64_t bound, const std::string& what, int64_t value,
              const std::string& where) {
     Put(limit, static_cast<double>(value), static_cast<double>(bound), value > bound,
-        what + " " + std::to_string(value) + where + " are over " + Flag(limit) + " " +
-            std::to_string(bound),
+        what + " " + std::to_string(value) + where + " exceed the limit " + std::to_string(bound),
         what == "bytes" ? " bytes" : "");
   }
 

@@ -146,7 +146,7 @@ class Traced {
   int status_ = -1;
 };
 
-/// Behind these everything in a folder is as it was.
+/// After these everything in a folder is as it was.
 bool ChangesNothing(long call) {
   static const std::set<long> reading = {SYS_read,  SYS_close, SYS_getdents64, SYS_newfstatat,
                                          SYS_fstat, SYS_brk,   SYS_mmap,       SYS_munmap,
@@ -164,7 +164,7 @@ void SaveTwo(const CheckpointFolder& folder) {
   }
 }
 
-/// Runs `act` on a copy of a folder with step 2 again and again, killed behind one change more each
+/// Runs `act` on a copy of a folder with step 2 again and again, killed after one change more each
 /// time: the newest checkpoint must be of step 2 or `step`, the last time of `step`. Returns how
 /// often; 1000 where processes cannot be traced.
 int KilledBehindEachCall(const CheckpointFolder& from, const CheckpointFolder& folder, int step,

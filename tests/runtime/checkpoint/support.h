@@ -39,7 +39,7 @@ class CutModel {
  public:
   CutModel(const Model& model, int stages, int members);
 
-  /// The state that the training has behind a step.
+  /// The state that the training has after a step.
   void Set(int step);
   /// "", or the first value that is not what Set(step) gives, bit for bit.
   std::string Wrong(int step);

@@ -66,7 +66,7 @@ class StageGpu : public EmulatedGpu {
 };
 
 /// Steps of the plan on a GPU compared with those of one stage after the other there; `spoil` may
-/// change the weights of the run behind the first. Returns the first difference.
+/// change the weights of the run after the first. Returns the first difference.
 std::string Check(const Plan& plan, uint64_t seed, bool spoil, int64_t* bytes) {
   const contraflow_stage_api api = EmulatedStages();
   const CustomStages stages(api, plan, true, 7, "");

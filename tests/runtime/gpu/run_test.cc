@@ -108,7 +108,7 @@ std::vector<uint32_t> BitsOf(std::span<const float> values) {
 }
 
 /// All that a training gives, bit for bit: losses of every step, gradients and weights of every
-/// device's stages behind the last.
+/// device's stages after the last.
 using Outcome = std::map<std::string, std::vector<uint32_t>>;
 
 Outcome OutcomeOf(const Plan& plan, Run* run) {

@@ -113,7 +113,7 @@ class ForkedJob {
     for (int rank = 0; rank < static_cast<int>(pids_.size()); ++rank) ends.push_back(Wait(rank));
     return Join(ends);
   }
-  /// On stderr, so far, behind what says that it is ready.
+  /// On stderr, so far, after what says that it is ready.
   std::string& Said(int rank) { return said_[static_cast<size_t>(rank)]; }
   std::string ReportOf(int rank) { return Said(rank).substr(std::strlen("ready\n")); }
 

@@ -74,7 +74,7 @@ struct Training {
   NcclNetwork network;
 };
 
-/// Process 0 checks what it has: its gradients come from all devices behind it, in the second step
+/// Process 0 checks what it has: its gradients come from all devices after it, in the second step
 /// with the weights that those made in the first.
 void CheckTraining(Training& training, int steps, GpuRunOptions options) {
   const Plan& plan = training.plan;

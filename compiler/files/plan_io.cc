@@ -45,7 +45,7 @@ std::vector<Route> ReadRoutes(const JsonCursor& list, const Plan& plan) {
     for (size_t i = 0; i < routes.back().microbatches.size(); ++i) {
       const int m = routes.back().microbatches[i];
       if (m <= last) {
-        microbatches.Item(i).Fail("must be ascending, " + std::to_string(m) + " stands behind " +
+        microbatches.Item(i).Fail("must be ascending, " + std::to_string(m) + " stands after " +
                                   std::to_string(last));
       }
       last = m;

@@ -124,7 +124,7 @@ class PlanLimits {
       Check(mark, "the micro-batch", mark.microbatch, plan_.microbatches);
       Check(mark, "\"before\"", mark.before, std::ssize(program) + 1);
       if (mark.before < last) {
-        Fail("mark \"" + ToString(mark) + "\": stands behind one before " + std::to_string(last) +
+        Fail("mark \"" + ToString(mark) + "\": stands after one before " + std::to_string(last) +
              "; \"before\" must ascend");
       }
       last = mark.before;

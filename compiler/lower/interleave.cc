@@ -227,7 +227,7 @@ class Interleaver {
         if (exact_) GiveUp();
         return GrowFew(last);
       }
-      for (const Part* part : Branches(At(index))) push(Behind(index, *part));
+      for (const Part* part : Branches(At(index))) push(After(index, *part));
     }
     return last;
   }
@@ -240,7 +240,7 @@ class Interleaver {
       std::vector<int> longer;
       for (const int parent : few) {
         for (const Part* part : Branches(At(parent))) {
-          if (const int index = Keep(Behind(parent, *part)); index >= 0) longer.push_back(index);
+          if (const int index = Keep(After(parent, *part)); index >= 0) longer.push_back(index);
         }
       }
       // A state that does not go on covers no later one.
@@ -274,7 +274,7 @@ class Interleaver {
     return fronts_[state.next[0] * (parts_[kBackward].size() + 1) + state.next[1]];
   }
 
-  State Behind(int parent, const Part& part) {
+  State After(int parent, const Part& part) {
     State state = At(parent);
     Run(part, &state);
     if (part.chain == kWeights) {

@@ -165,7 +165,7 @@ void CheckRecompute(const Tables& tables, int stage, int m, Findings* findings) 
   }
   if (work.b >= 0 && work.b < recompute) {
     findings->Add(Check::kOrder, rank, recompute,
-                  text + " stands behind " + tables.Place(rank, work.b) +
+                  text + " stands after " + tables.Place(rank, work.b) +
                       ", which needs the activations that it makes; move it before, or drop it");
   }
 }

@@ -60,7 +60,7 @@ void CheckAfter(const Program& program, int rank, int32_t index, Findings* findi
       add(", which does not stand before it; \"after\" has earlier instructions only");
     } else if (on <= last) {
       add(on == last ? " twice; drop one"
-                     : " behind " + std::to_string(last) + "; \"after\" must ascend");
+                     : " after " + std::to_string(last) + "; \"after\" must ascend");
     } else if (on >= group_begin) {
       add(" of its own group, which is posted with it; drop it from \"after\"");
     }

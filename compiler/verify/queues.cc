@@ -365,7 +365,7 @@ class Execution {
         continue;
       }
       if (!within) text += " at " + place;
-      if (within && waits[k - 1].index != wait.index) text += ", which is queued behind " + place;
+      if (within && waits[k - 1].index != wait.index) text += ", which is queued after " + place;
       text += (within ? ", and so for rank " : " for rank ") + std::to_string(RankOf(wait.to));
     }
     return text;

@@ -123,7 +123,7 @@ class SlotCheck {
       CheckPlace(number);
       if (before != nullptr && order(slot) < order(*before)) {
         Add(Check::kSlot, -1,
-            Text(number) + " stands behind " + ToString(*before) +
+            Text(number) + " stands after " + ToString(*before) +
                 "; slots are in the order of first use, value, stage, layer, micro-batch");
       }
       before = &slot;
@@ -164,7 +164,7 @@ class SlotCheck {
     if (slot.offset < 0) {
       add(": begins before its arena");
     } else if (slot.offset > kMaxBytes || slot.bytes > kMaxBytes) {
-      add(": ends behind 2^50, which no memory has");
+      add(": ends after 2^50, which no memory has");
     } else if (slot.offset % kSlotAlignment != 0) {
       add(": its offset must be a multiple of " + std::to_string(kSlotAlignment));
     }

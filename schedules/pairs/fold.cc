@@ -119,7 +119,7 @@ ActionList SteadyPairs(const std::vector<int>& stages, bool alike, int further) 
 }
 
 /// The list with an action after the k-th forward, or backward, of a stage.
-ActionList Behind(const ActionList& list, Action action, int k) {
+ActionList After(const ActionList& list, Action action, int k) {
   size_t at = 0;
   for (int left = k; left > 0; ++at) {
     const bool same = HasForward(action.op)
@@ -179,8 +179,8 @@ std::optional<Order> WithOdd(const SearchProblem& problem, const Order& order) {
     for (size_t r = 0; r < order.size(); ++r) {
       const int32_t stage = *std::ranges::find_if(
           problem.stages_of[r], [&](int s) { return problem.stage(s).count > count; });
-      tried.push_back(form == 0 ? Behind(order[r], {Op::FB, stage, stage}, k)
-                                : Behind(Behind(order[r], {Op::F, stage}, k), {Op::BW, stage},
+      tried.push_back(form == 0 ? After(order[r], {Op::FB, stage, stage}, k)
+                                : After(After(order[r], {Op::F, stage}, k), {Op::BW, stage},
                                          std::min(k + form - 1, count)));
     }
     const std::optional<IncrementalEvaluator> run = IncrementalEvaluator::Of(problem, tried);

@@ -251,7 +251,7 @@ std::string FlawOf(const LayerLayout& layout, int ranks) {
   const size_t first = layers.find('m');
   if (first == std::string::npos) return "";
   if (layers.find('t', first) != std::string::npos) {
-    return "a transformer layer stands behind one of multi-token prediction";
+    return "a transformer layer stands after one of multi-token prediction";
   }
   const auto has = [](const std::string& stage) { return stage.find('m') != std::string::npos; };
   if (std::count_if(layout.begin(), layout.end(), has) != 1) {

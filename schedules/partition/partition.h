@@ -52,7 +52,7 @@ std::vector<Partition> StartingPartitions(const LayerStages& layers, const Plan&
 /// `most` times. Never worse than `start`.
 Partition ImprovePartition(Partition start, const PartitionJudge& judge, int64_t most);
 
-/// A lower bound, and the partition on which the argument after it finds no more; empty where it
+/// A lower bound, and the partition on which its argument finds no more; empty where it
 /// is of no partition in particular.
 struct PartitionBound {
   Time value = 0;

@@ -148,7 +148,7 @@ TEST_CASE_TEMPLATE("attention: forward and gradient", T, float, double) {
   }
 }
 
-TEST_CASE("attention: a token sees nothing behind it") {
+TEST_CASE("attention: a token sees nothing after it") {
   const AttentionShape shape{1, 6, 2, 4};
   auto qkv = RandomValues<float>(6 * 24, 1);
   Buffer<float> p(2 * 36), before(48), after(48);

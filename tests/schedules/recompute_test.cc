@@ -118,7 +118,7 @@ TEST_SUITE("unit") {
           "order: rank 0, instruction 0: R s0 m0 stands before 1 (F s0 m0), the forward that it "
           "runs again; move it after\n");
     CHECK(findings("F s0 m0\nBW s0 m0\nR s0 m0", last) ==
-          "order: rank 0, instruction 2: R s0 m0 stands behind 1 (BW s0 m0), which needs the "
+          "order: rank 0, instruction 2: R s0 m0 stands after 1 (BW s0 m0), which needs the "
           "activations that it makes; move it before, or drop it\n");
     CHECK(findings("F s0 m0\nR s0 m0\nR s0 m0\nBW s0 m0", last) ==
           "complete: rank 0, instruction 2: R s0 m0 repeats the recomputation of stage 0, "

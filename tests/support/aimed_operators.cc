@@ -283,7 +283,7 @@ std::vector<MutantOperator> AimedOperators() {
        MoveBefore([](const Instruction& i) { return i.op == Op::W; }, NeedsBackward),
        {"order"}},
       {"SEND before its producer", MoveBefore(Sends, NeedsProducer), {"producer"}},
-      {"RECV behind its consumer", RecvTooLate, {"consumer"}},
+      {"RECV after its consumer", RecvTooLate, {"consumer"}},
       {"swap two W of a stage", SwapAlike(BothWeights), {"order"}, true},
       {"swap two REDUCEs of a rank", SwapAlike(BothReduce), {"deadlock", "reduce", "step"}},
       {"REDUCE too early", StageOpTooEarly(IsReduce), {"reduce"}},

@@ -247,7 +247,7 @@ TEST_SUITE("unit") {
     CHECK(WrongWith(folder.path(), last) == "");
   }
 
-  TEST_CASE("checkpoint kill: behind each call of the system there is one to go on from") {
+  TEST_CASE("checkpoint kill: after each call of the system there is one to go on from") {
     const CheckpointFolder two, folder;
     SaveTwo(two);
     CutModel cut(CheckpointModel(), 2, 1);

@@ -212,7 +212,7 @@ std::string FlawOfIssue(const Plan& plan, std::span<const GpuCall> log) {
     }
   }
   if (with_kernels != lanes.size()) return "there are more streams than lanes";
-  if (joined != notes) return "the step ends behind " + TextOf(joined);
+  if (joined != notes) return "the step ends after " + TextOf(joined);
   return "";
 }
 

@@ -263,7 +263,7 @@ TEST_SUITE("unit") {
     if (!kSanitized) CHECK((train(false) == ahead));
   }
 
-  TEST_CASE("gpu process run: what fails on one process changes no weights behind that step") {
+  TEST_CASE("gpu process run: what fails on one process changes no weights after that step") {
     Training training(0.0f);
     WatchedJob job(2);
     job.Run([&](int p, Control& control, Progress& progress) {

@@ -225,7 +225,7 @@ TEST_SUITE("jobs") {
     }
   }
 
-  TEST_CASE("SIGTERM and SIGUSR1 to one rank end all behind the step and nothing is lost") {
+  TEST_CASE("SIGTERM and SIGUSR1 to one rank end all after the step and nothing is lost") {
     Trial trial("dualpipe", 4);
     for (const int victim : {0, 1, 3}) {
       CAPTURE(victim);

@@ -52,11 +52,10 @@ class Marks {
       }
       for (size_t at = 0; at < program.size(); ++at) {
         if (!IsSend(program[at].op) || waited[at]) continue;
-        findings_.Add(
-            Check::kMessage, r, static_cast<int>(at),
-            ToString(program[at]) +
-                " has no WAIT_SEND after it, as others have; add one: without it PyTorch "
-                "keeps the message for ever");
+        findings_.Add(Check::kMessage, r, static_cast<int>(at),
+                      ToString(program[at]) +
+                          " has no WAIT_SEND after it, as others have; add one: without it PyTorch "
+                          "keeps the message for ever");
       }
     }
   }

@@ -66,19 +66,19 @@ std::string Foreign(const std::optional<uint32_t>& user) {
          ", and this job has no secret";
 }
 
-void Say(Socket* stream, Word word, std::string_view text, Clock::time_point deadline) {
+void SendWord(Socket* stream, Word word, std::string_view text, Clock::time_point deadline) {
   const std::string bytes =
       ByteWriter().Put(word).Put(static_cast<uint32_t>(text.size())).Take() + std::string(text);
   stream->WriteAll(std::as_bytes(std::span(bytes)), deadline);
 }
 
-Said Hear(Socket* stream, Clock::time_point deadline) {
+WordFrame ReceiveWord(Socket* stream, Clock::time_point deadline) {
   std::array<uint32_t, 2> head{};
   stream->ReadAll(BytesOf(head), deadline);
   if (head[0] > static_cast<uint32_t>(Word::kStatus) || head[1] > kMostSaid) {
     throw Error("sent something unexpected");
   }
-  Said said{static_cast<Word>(head[0]), ""};
+  WordFrame said{static_cast<Word>(head[0]), ""};
   // Grows with the bytes that come, and no further.
   while (said.text.size() < head[1]) {
     std::array<std::byte, 4096> piece;
@@ -91,11 +91,11 @@ Said Hear(Socket* stream, Clock::time_point deadline) {
   return said;
 }
 
-void Part(std::span<Socket> streams, Word word, std::string_view text) {
+void SendAndClose(std::span<Socket> streams, Word word, std::string_view text) {
   const Clock::time_point deadline = Clock::now() + kFarewell;
   for (Socket& stream : streams) {
     try {
-      Say(&stream, word, text, Clock::now());
+      SendWord(&stream, word, text, Clock::now());
       stream.EndSending();
     } catch (const Error&) {
       stream = Socket();
@@ -113,9 +113,9 @@ void Part(std::span<Socket> streams, Word word, std::string_view text) {
   }
 }
 
-Socket Greet(Socket stream, const Claim& claim, const MeetingPoint& point, const std::string& whom,
-             Clock::time_point deadline) {
-  Said said;
+Socket Handshake(Socket stream, const Claim& claim, const MeetingPoint& point,
+                 const std::string& whom, Clock::time_point deadline) {
+  WordFrame said;
   try {
     Hello hello;
     hello.claim = claim;
@@ -133,7 +133,7 @@ Socket Greet(Socket stream, const Claim& claim, const MeetingPoint& point, const
     if (!SameSecretly(proof, ProofOf(Side::kAccepts, point.secret, hello, answer))) {
       throw Error("another secret");
     }
-    said = Hear(&stream, deadline);
+    said = ReceiveWord(&stream, deadline);
   } catch (const Socket::Closed&) {
     return {};
   } catch (const Error& error) {

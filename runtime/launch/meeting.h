@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "compiler/plan/error.h"
-#include "runtime/launch/door.h"
+#include "runtime/launch/listener.h"
 
 namespace contraflow {
 
@@ -15,7 +15,7 @@ struct Membership {
   /// Connections by rank: of rank 0 to every other process; of the others to rank 0.
   std::vector<Socket> links;
   /// Answers those who ask for the status of the job, on rank 0; null elsewhere.
-  std::unique_ptr<Door> door;
+  std::unique_ptr<Listener> listener;
 };
 
 /// Thrown on a process that had come, when the meeting fails elsewhere: rank 0 throws the same

@@ -13,7 +13,7 @@
 namespace contraflow {
 
 /// Memory that the processes of a job on one machine share: a ring of bytes for each ordered pair
-/// of processes and each channel, and a bell for each process. Unused pages take no memory. The
+/// of processes and each channel, and a flag for each process. Unused pages take no memory. The
 /// memory has no name: it is gone once its processes have ended, however they end.
 class SharedMemory {
  public:
@@ -54,9 +54,9 @@ class SharedMemory {
  private:
   struct Mapping;
   struct Head;
-  struct Bell;
+  struct WakeFlag;
   size_t PlaceOf(Wire::Channel channel, int from, int to) const;
-  Bell& BellOf(int process) const;
+  WakeFlag& WakeFlagOf(int process) const;
 
   const int processes_;
   size_t ring_bytes_ = 0;

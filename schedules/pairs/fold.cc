@@ -181,7 +181,7 @@ std::optional<Order> WithOdd(const SearchProblem& problem, const Order& order) {
           problem.stages_of[r], [&](int s) { return problem.stage(s).count > count; });
       tried.push_back(form == 0 ? After(order[r], {Op::FB, stage, stage}, k)
                                 : After(After(order[r], {Op::F, stage}, k), {Op::BW, stage},
-                                         std::min(k + form - 1, count)));
+                                        std::min(k + form - 1, count)));
     }
     const std::optional<IncrementalEvaluator> run = IncrementalEvaluator::Of(problem, tried);
     if (!run || (best && run->makespan() >= least)) continue;

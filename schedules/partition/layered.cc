@@ -17,8 +17,8 @@
 #include "compiler/simulate/memory.h"
 #include "schedules/partition/joint_bound.h"
 #include "schedules/partition/made_plans.h"
+#include "schedules/partition/min_memory.h"
 #include "schedules/partition/partition.h"
-#include "schedules/partition/roomiest.h"
 #include "schedules/partition/staged.h"
 #include "schedules/published/placement.h"
 #include "schedules/published/rows.h"
@@ -34,7 +34,7 @@ namespace contraflow {
 namespace {
 
 /// Part of what a partition is judged, for that of the one which needs least memory.
-constexpr int64_t kRoomiestShare = 8;
+constexpr int64_t kMinMemoryShare = 8;
 /// Likewise, to look for the one whose fullest rank holds least.
 constexpr int kLightestShare = 4;
 /// Part of the budget that the bound for any partition may take.
@@ -101,9 +101,9 @@ Partition PartitionOf(const Schedule& schedule, const Spec& spec, const Plan& fr
     Partition lightest = BestFrom(starts, held, MostJudged(spec, stages) / kLightestShare, held);
     return last(lightest).step <= most(last(best).step) ? lightest : best;
   }
-  Partition roomiest = RoomiestPartition(spec, frame, layers).partition;
-  if (judge(roomiest) >= found) return best;
-  return ImprovePartition(std::move(roomiest), judge, MostJudged(spec, stages) / kRoomiestShare);
+  Partition min_memory = MinMemoryPartition(spec, frame, layers).partition;
+  if (judge(min_memory) >= found) return best;
+  return ImprovePartition(std::move(min_memory), judge, MostJudged(spec, stages) / kMinMemoryShare);
 }
 
 Plan FromPublished(const Schedule& schedule, const Spec& spec, const SearchControl& control) {

@@ -1,5 +1,5 @@
-// The eight phases, per rank, with a = ahead and h = from the end. 0 and 1 are the streams; "0|1" is the
-// overlapped pair of a forward of stream 0 and a full backward of stream 1:
+// The eight phases, per rank, with a = ahead and h = from the end. 0 and 1 are the streams; "0|1"
+// is the overlapped pair of a forward of stream 0 and a full backward of stream 1:
 //
 //   1  2a     x  F0
 //   2  (h+1)  x  F0 F1

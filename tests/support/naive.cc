@@ -67,8 +67,8 @@ class SymbolicRun {
     if (!Holds(rank, value).insert(value).second) Fail(who + " repeats");
   }
 
-  /// At level compute: whether the output of the stage before, and the gradient of the one after it,
-  /// have been made.
+  /// At level compute: whether the output of the stage before, and the gradient of the one after
+  /// it, have been made.
   bool InputsMade(const Instruction& i) const {
     const int s = BackStage(i);
     const bool forward = HasForward(i.op) && i.stage > 0;

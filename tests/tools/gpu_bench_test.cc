@@ -157,7 +157,8 @@ TEST_SUITE("unit") {
           "x          123\n");
   }
 
-  TEST_CASE("gpu bench: all-to-all hidden by compute in a simulated run is what the simulator says") {
+  TEST_CASE(
+      "gpu bench: all-to-all hidden by compute in a simulated run is what the simulator says") {
     CostModel costs;
     costs.moe.emplace().layers_per_stage = 2;
     for (const ComponentCost& component : kComponentCosts) {

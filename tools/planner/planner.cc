@@ -78,7 +78,7 @@ class PlanSearch {
   PlannerResult Run() {
     Collect();
     Scan(ShareOf(searches() ? kScan : kScanNamed));
-    if (rows_.empty()) LookHarder();
+    if (rows_.empty()) SearchLonger();
     if (rows_.empty()) RefuseAll();
     result_.compiled = static_cast<int>(rows_.size());
     if (request_.schedules != std::vector{quick_})
@@ -185,7 +185,7 @@ class PlanSearch {
   }
 
   /// Searches the configurations that need least memory, whether 1F1B fits or not.
-  void LookHarder() {
+  void SearchLonger() {
     std::ranges::stable_sort(candidates_, {}, [](const Candidate& candidate) {
       return candidate.estimate.fixed + candidate.estimate.one_batch;
     });

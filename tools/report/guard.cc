@@ -33,11 +33,6 @@ constexpr NamedLimit<double> kShares[] = {{"max_bubble_ratio", &Limits::max_bubb
                                           {"max_gap", &Limits::max_gap},
                                           {"max_memory", &Limits::max_memory}};
 
-std::string Flag(std::string name) {
-  std::replace(name.begin(), name.end(), '_', '-');
-  return "--" + name;
-}
-
 /// A number, or text such as "10%".
 double ReadShare(const JsonCursor& field) {
   if (!field.IsString()) return field.Number("a number", 0, 1e300);

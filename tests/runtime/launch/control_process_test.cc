@@ -89,7 +89,7 @@ class ForkedJob {
   }
   /// Waits until it has said this.
   void Await(int rank, const std::string& line) {
-    while (!Contains(Said(rank), line) && Read(rank)) {
+    while (!Contains(WordFrame(rank), line) && Read(rank)) {
     }
   }
   /// How it ended: `exit 1`, `signal 9`; or `lives`, after some minutes.
@@ -114,8 +114,8 @@ class ForkedJob {
     return Join(ends);
   }
   /// On stderr, so far, after what says that it is ready.
-  std::string& Said(int rank) { return said_[static_cast<size_t>(rank)]; }
-  std::string ReportOf(int rank) { return Said(rank).substr(std::strlen("ready\n")); }
+  std::string& WordFrame(int rank) { return said_[static_cast<size_t>(rank)]; }
+  std::string ReportOf(int rank) { return WordFrame(rank).substr(std::strlen("ready\n")); }
 
  private:
   [[noreturn]] static void Live(int rank, Membership membership, const Control::Options& options,
@@ -142,7 +142,7 @@ class ForkedJob {
     pollfd polled = {fd, POLLIN, 0};
     if (::poll(&polled, 1, 200'000) != 1) return false;
     const ssize_t count = ::read(fd, buffer, sizeof buffer);
-    if (count > 0) Said(rank).append(buffer, static_cast<size_t>(count));
+    if (count > 0) WordFrame(rank).append(buffer, static_cast<size_t>(count));
     return count > 0;
   }
 

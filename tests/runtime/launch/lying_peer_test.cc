@@ -236,7 +236,7 @@ std::string HostSays(const Script& script, const std::string& secret, Millisecon
         if (said.empty()) said = bytes + ReadText(stream, kAnswer, patience);
       }
       ReadText(stream, kProofBytes, patience);
-      for (int heard = 0; heard < 2; ++heard) Hear(&stream, Clock::now() + patience);
+      for (int heard = 0; heard < 2; ++heard) ReceiveWord(&stream, Clock::now() + patience);
       stream.EndSending();
     } catch (const Error&) {  // it has had enough
     }

@@ -127,7 +127,8 @@ TEST_SUITE("unit") {
     CHECK(registered["sums"].second == 0);
   }
 
-  TEST_CASE("nccl communicators: what is aborted takes no more calls and leaves nothing allocated") {
+  TEST_CASE(
+      "nccl communicators: what is aborted takes no more calls and leaves nothing allocated") {
     const Plan plan = PlanOf("1f1b", 2, 1, 1, 1);
     const RankOrder order(RankOrder::kDefault, plan);
     NcclNetwork network(order.processes(), NcclNetwork::Processes::kInTurn);

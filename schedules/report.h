@@ -15,7 +15,7 @@ namespace contraflow {
 /// A schedule's published bubble beside the simulated one.
 struct FormulaFigures {
   std::string_view text;    ///< "(PP/2-1)(F&B+B-3W)"
-  Time published = 0;       ///< what it gives for these costs
+  Time published = 0;       ///< its value for these costs
   std::vector<Time> exact;  ///< the true closed form of each rank; empty where it is not known
   bool holds = false;       ///< every rank's simulated bubble equals `published`
 };

@@ -22,7 +22,7 @@ enum class BoundKind : uint8_t {
   kLink,          ///< messages of one directed edge, one at a time (order.cc)
   kLane,          ///< the components of one lane of a rank (component.cc)
   kHostLink,      ///< the copies of a rank to the host or back, one at a time (host_link.cc)
-  kStashes,       ///< what may wait for W when the last B of a rank runs (stash.cc)
+  kStashes,       ///< stashes that may wait for W when the last B of a rank runs (stash.cc)
 };
 
 /// "critical path", "busy rank", "order of micro-batches", ...
@@ -37,7 +37,7 @@ struct Bound {
   Time head = 0;  ///< before the first of the work can begin
   Time work = 0;  ///< one after the other; of kMemoryArea the area divided by the limit
   Time idle = 0;  ///< while it cannot all be done, no less than this
-  Time tail = 0;  ///< what has to follow the last of it
+  Time tail = 0;  ///< work that must follow the last of it
 };
 
 /// The best of all bounds on the makespan of every schedule with this placement (routes), these

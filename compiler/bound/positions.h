@@ -45,7 +45,7 @@ struct WorkBetween {
 std::vector<WorkBetween> WorkBetweenOf(const BoundInput& input, const RouteWork& route);
 
 /// Work left to a rank when an operation of a route starts: of each position from its own on, at
-/// least so much. By stage; 0 where a pair may be shorter than its parts.
+/// least so much. One a stage; 0 if a pair may be shorter than its parts.
 struct Remainder {
   std::vector<Time> forward, backward;
 };

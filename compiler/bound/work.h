@@ -68,8 +68,8 @@ struct BoundInput {
   std::vector<RouteWork> routes;
   std::optional<MemoryLimit> memory;   ///< with an amount, for any stage
   std::vector<MemoryLimit> memory_of;  ///< of each rank, by the stages it has; empty: no limit
-  /// The shortest full backward of each rank. Where there are pairs, every backward is followed on
-  /// its rank by one that is in no pair, for a pair's forward has its backward still to come.
+  /// The shortest full backward of each rank. If there are pairs, every backward is followed on its
+  /// rank by one that is in no pair, for a pair's forward has its backward still to come.
   std::vector<Time> least_backward;
   std::vector<bool> recomputes;  ///< ranks with a stage of which some chunk is recomputed
 

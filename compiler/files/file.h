@@ -58,7 +58,7 @@ class NewFolder {
   ~NewFolder();
 
   std::string path() const { return room_ + "/new"; }
-  /// Puts it in the place of `target`; what stood there is removed. Throws Error if that cannot be
+  /// Moves it to `target`, and removes the file that was there. Throws Error if that cannot be
   /// done; then the old one is still there.
   void Keep();
 

@@ -12,12 +12,11 @@ namespace contraflow {
 inline constexpr std::string_view kPlanFormat = "contraflow-plan";
 inline constexpr int kPlanVersion = 1;
 
-/// Reads a plan document, JSON text or its binary form (CBOR); the first byte tells which.
-/// `place` (a file name) begins every error message, followed by the JSON path.
-/// Hostile input is expected: unknown and duplicate keys, wrong types, values out of range and
-/// counts over the limits of plan.h are refused before anything is allocated for them. It checks
-/// the form of the document only; whether the plan is sound is Verify's to say. Throws Error
-/// "PLACE: PATH: what is wrong; what would be right".
+/// Reads a plan document, JSON text or its binary form (CBOR); the first byte tells which. `place`
+/// (a file name) begins every error message, followed by the JSON path. Hostile input is expected:
+/// unknown and duplicate keys, wrong types, values out of range and counts over the limits of
+/// plan.h are refused before anything is allocated for them. It checks the form of the document
+/// only; whether the plan is sound is Verify's to say. Throws Error "PLACE: PATH: FLAW; REMEDY".
 Plan ReadPlan(std::string_view document, const std::string& place);
 
 /// Reads a plan file, the binary form piece by piece, or a folder with a file for each rank

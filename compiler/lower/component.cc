@@ -249,7 +249,7 @@ class Writer {
   Plan result_;
 };
 
-/// The rules that are tried; `typical` is the time of a component. Of many more (windows 1 to 6,
+/// The rules that are tried; `typical` is the time of a component. Among many more (windows 1 to 6,
 /// five patiences, both orders) these leave 0.1 % on average of what the best gives, over schedules
 /// and costs of all kinds. More chunks under way at once would be faster still, and make GPipe's
 /// memory of every schedule.

@@ -8,8 +8,8 @@
 //   * Only active orders (Giffler and Thompson 1960): of the components that could be next, the one
 //     that would end first names the lane, and next on that lane is one that begins before that
 //     end. One that begins later leaves room for the other in front of it at no loss.
-//   * A weight part never waits: its own backward component ran before it on the same lane. Of two
-//     equally long ones the earlier released goes first; to swap them changes no time.
+//   * A weight part never waits: its own backward component ran before it on the same lane. Among
+//   two equally long ones the earlier released goes first; to swap them changes no time.
 //   * Best first by a lower bound (A*): either lane alone, with every component on it ready as soon
 //     as its chain alone allows, followed by the rest of its chain, and preemption allowed
 //     (Jackson's schedule). The search ends where no bound is below the best order found.

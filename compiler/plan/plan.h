@@ -87,7 +87,7 @@ struct Plan {
   /// Devices of one rank, which share its experts and run the same program with micro-batches of
   /// their own; REDUCE sums what is not an expert's over them as well.
   int expert_parallel = 1;
-  /// Layers of each stage, where the program has components; else 0. Where stages differ, the most.
+  /// Layers of each stage, where the program has components; else 0. If stages differ, the most.
   int layers = 0;
   std::vector<StageLayers> stage_layers;  ///< of each stage; empty: all have `layers` MoE layers
   std::vector<Route> routes;              ///< at least one; every micro-batch takes exactly one

@@ -17,7 +17,7 @@ Time RecomputeTime(const CostModel& costs, int s, const RecomputeExtent& extent)
 /// Bytes that a chunk of stage s that is recomputed holds between F and R: "input_bytes" where the
 /// costs give it, else the value `input` of a layer, else the bytes of a message between stages,
 /// which is a stage input; of the first stage those of its tokens, where their number is known. No
-/// more than the activation. Nothing where the costs say none of these.
+/// more than the activation. None if the costs have none of these.
 std::optional<int64_t> InputBytes(const CostModel& costs, int s = 0);
 
 /// Bytes of the activations of one cell (all zero where the costs have no activation_bytes). A

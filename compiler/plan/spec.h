@@ -58,7 +58,7 @@ struct Recompute {
   Choice choice = Choice::kNone;
   std::vector<int> stages = {};  ///< ascending, without repeats
   RecomputePart part =
-      RecomputePart::kFull;  ///< what these stages run again; of kNone and kAuto kFull
+      RecomputePart::kFull;  ///< part that these stages run again; kFull for kNone and kAuto
   /// How many of a stage's layers run again, from its first on: one number for all that are chosen,
   /// or one for each of `stages`, which are then all stages, 0 for none; empty: all layers.
   std::vector<int> layers = {};

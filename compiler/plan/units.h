@@ -39,7 +39,7 @@ std::string FormatFigure(Time ticks, Unit unit);
 Unit FittingUnit(Time ticks, Unit unit);
 
 /// The times of one table: all in the unit that fits the largest, with as many digits after the
-/// point: "4.169 s", "0.326 s". Those in the abstract unit are numbers alone, as FormatTime has
+/// point: "4.169 s", "0.326 s". Times in the abstract unit are numbers alone, as FormatTime has
 /// them.
 class TimeScale {
  public:

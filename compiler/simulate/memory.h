@@ -68,7 +68,7 @@ std::vector<Held> HeldOverTime(const Plan& plan, const CostModel& costs,
 struct MemoryChange {
   Time time = 0;
   int index = 0;
-  bool end = false;     ///< what an instruction gives back it gives back at its end
+  bool end = false;     ///< an instruction frees memory at its end
   int activations = 0;  ///< 0 at level buffer
   int64_t bytes = 0;
   int64_t stash = 0;  ///< of those what is held up to W; 0 at level buffer

@@ -49,7 +49,7 @@ enum class Keep : uint8_t { kTimeline, kFigures };
 /// Earliest-start simulation in the timing model of DESIGN section 5: a transfer starts when its
 /// producer has ended, takes its comm time and occupies no compute lane; with a bandwidth each
 /// directed edge carries one message at a time, first in first out. Levels compute and comm give
-/// equal times. Where instructions have lanes, each starts when its lane and all it waits for
+/// equal times. If instructions have lanes, each starts when its lane and all it waits for
 /// (`after`) have ended. The plan must be sound (Verify); throws Error if it gets stuck, and if the
 /// costs do not fit.
 Simulation Simulate(const Plan& plan, const CostModel& costs, Keep keep = Keep::kTimeline);

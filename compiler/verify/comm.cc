@@ -124,8 +124,8 @@ void CheckMissing(const Tables& tables, Findings* findings) {
   }
 }
 
-/// The k-th SEND of a directed edge is the k-th RECV. Where everything is matched one to one, that
-/// is: the partners of the SENDs of an edge ascend.
+/// The k-th SEND of a directed edge is the k-th RECV. If everything is matched one to one, that is:
+/// the partners of the SENDs of an edge ascend.
 void CheckEdgeOrder(const Tables& tables, Findings* findings) {
   struct Edge {
     int from = -1;         // the sender it was last used by

@@ -106,7 +106,7 @@ void CheckMissingComponents(const Tables& tables, Findings* findings) {
 }
 
 /// How much of the forward of a stage these components of a cell are, the whole of it where they
-/// are no extent. Of dense and plain layers several may have the same: then the first.
+/// are no extent. Several dense or plain layers may have the same: then the first.
 RecomputeExtent ExtentOf(const Tables& tables, int stage, int m) {
   const int layers = tables.plan.LayersOf(stage);
   // The last layer that has any; after it those of an extent may still have no components.

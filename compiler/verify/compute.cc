@@ -86,7 +86,7 @@ class Placer : Placing {
             "; recompute the same of all cells of a stage");
   }
 
-  std::map<int, RecomputeExtent> extents_;  // what each stage runs again
+  std::map<int, RecomputeExtent> extents_;  // the extent of recompute of each stage
 
   /// In which order a copy adds its micro-batches is the plan's to say: here it says it once.
   void Weight(int stage, int m, int32_t* w) {

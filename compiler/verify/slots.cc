@@ -30,8 +30,8 @@ size_t ColumnOf(Value value, bool layered) {
 }
 
 /// When a value is touched: by the program the first and last time, and last on each lane that
-/// touches it. Those are compute, all-to-all, one edge and one way to the host: a value is received
-/// or sent, not both, and by one peer; and what is reloaded is another value than what was
+/// touches it. The lanes are compute, all-to-all, one edge and one way to the host: a value is
+/// received or sent, not both, and by one peer; and what is reloaded is another value than what was
 /// offloaded.
 struct Use {
   int32_t first = -1, last = -1;
@@ -189,7 +189,7 @@ class SlotCheck {
           AddMissing(touch, index);
           number = kReported;
         }
-        // Reported once; what its message should have is then unknown.
+        // Reported once; the expected content of its message is then unknown.
         slot_of_message = number < 0 ? i.slot : number;
         if (number < 0) continue;
         Note(&uses_[static_cast<size_t>(number)], i.op, index);

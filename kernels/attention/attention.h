@@ -16,7 +16,7 @@ struct AttentionForward {
   std::string engine;  ///< "cudnn", "cudnn in 2 parts", "own"
   size_t work_bytes;
   std::function<void(Stream, const Bf16* qkv, void* work, Bf16* out, float* lse)> run;
-  std::string why_own{};  ///< what cuDNN says, if it was asked
+  std::string why_own{};  ///< message of cuDNN, if it was asked
 };
 struct AttentionBackward {
   std::string engine;

@@ -157,7 +157,7 @@ CudnnAttention::CudnnAttention(const AttentionShape& shape, const CudnnDescripto
                                size_t most_work, PlanOf plan_of,
                                size_t (*own_work)(const AttentionShape& part))
     : whole_(shape), scale_(1 / std::sqrt(static_cast<float>(shape.head_width))) {
-  size_t each = 0;  // what a head took in a larger part
+  size_t each = 0;  // time of a head in a larger part
   for (const AttentionShape& part : PartsOf(shape)) {
     if (each * Heads(part) > most_work) continue;
     CudnnPlan plan = plan_of(shape, part, device);

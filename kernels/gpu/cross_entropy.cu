@@ -9,8 +9,8 @@ namespace contraflow::gpu {
 namespace {
 
 // A block takes a row at a time. The first kHeld vectors of each thread stay in registers between
-// the two uses, the next in shared memory, and what is still left is read again. As soon as a held
-// vector has been used, that of the block's next row is asked for.
+// the two uses, the next in shared memory, and what is still left is read again. After a held
+// vector is used, that of the block's next row is loaded.
 
 constexpr int kThreadsAnSm = 1024;  // as many as can have 64 registers each
 constexpr int kHeld = 6;            // with 8 there are not registers enough

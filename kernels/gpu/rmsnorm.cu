@@ -6,8 +6,8 @@ namespace contraflow::gpu {
 namespace {
 
 // A team of threads takes a row at a time and holds it in registers between its two uses; a thread
-// has the same columns of every row, and their gains with it. As soon as a vector has been used,
-// that of the next row is asked for.
+// has the same columns of every row, and their gains with it. After a vector is used, that of the
+// next row is loaded.
 
 constexpr int kThreadsAnSm = 1024;  // as many as can have 64 registers each
 constexpr float kEpsilon = static_cast<float>(kRmsNormEpsilon);

@@ -129,7 +129,7 @@ class Executor {
   std::vector<size_t> leaving_;  // SENDs that are not done yet
   Clock::time_point origin_;
   int step_ = 0;
-  int64_t at_ = Progress::kStart;  // what it is doing, for messages
+  int64_t at_ = Progress::kStart;  // current activity, for messages
 };
 
 }  // namespace contraflow

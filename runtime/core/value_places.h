@@ -36,7 +36,7 @@ class ValuePlaces {
   };
   /// An instruction touching a value.
   struct Use {
-    Value value;  ///< what it is to the layer of the instruction (SeenFrom)
+    Value value;  ///< its role for the layer of the instruction (SeenFrom)
     const Place* place;
     size_t now;
 

@@ -179,8 +179,8 @@ constexpr size_t kAlignment = 4096;
 
 cudaStream_t Cuda(gpu::Stream stream) { return static_cast<cudaStream_t>(stream.handle); }
 
-/// Streams share hardware queues, of which there are 8 if nothing is said; what is after something
-/// in a queue waits for it, event or not.
+/// Streams share hardware queues, 8 by default. Work in a queue waits for all work before it, even
+/// without an event.
 void AskForQueues() { setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*overwrite=*/0); }
 
 struct DestroyStream {

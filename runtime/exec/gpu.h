@@ -103,7 +103,7 @@ SmUse UseOf(const Plan& plan);
 struct SmBudget {
   int partitions = 1;
   int sms = 0;          ///< of a partition; 0: the whole GPU, which is not partitioned
-  int compute = 0;      ///< what compute kernels count on
+  int compute = 0;      ///< SMs that compute kernels count on
   int link_ctas = 0;    ///< of a pipeline link
   int expert_ctas = 0;  ///< of an exchange among experts; 0 where there is none
   int sum_ctas = 1;     ///< of a REDUCE

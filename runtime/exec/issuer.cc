@@ -238,7 +238,7 @@ void GpuIssuer::AwaitHeld(gpu::Stream stream) {
   }
 }
 
-/// After a step that has failed on any device no stage is updated any more. Where the norm of all
+/// After a step that has failed on any device no stage is updated any more. If the norm of all
 /// gradients is limited, no stage is updated before it is known.
 void GpuIssuer::Guard() {
   const bool clips = guard_.limit > 0;
@@ -257,7 +257,7 @@ void GpuIssuer::Guard() {
 }
 
 /// One after the points that are issued together with `first`: messages of one group whose other
-/// ends are in other processes. Where both ends are here none of them can wait for another.
+/// ends are in other processes. If both ends are here, none of them can wait for another.
 size_t GpuIssuer::UnitEnd(size_t first) const {
   const IssuePlace begin = order_[first][0];
   const int32_t group = InstructionAt(begin).group;
@@ -356,7 +356,7 @@ void GpuIssuer::KeepPace(IssuePlace place) {
 
 void GpuIssuer::Await(GpuEvent* event) {
   using std::chrono::steady_clock;
-  // A step of a GPU is over in milliseconds; what takes longer need not keep a processor busy.
+  // A step of a GPU takes milliseconds; a longer wait need not keep a processor busy.
   constexpr std::chrono::milliseconds kBusy{5};
   constexpr std::chrono::microseconds kRest{50};
   const steady_clock::time_point begin = steady_clock::now();

@@ -120,7 +120,7 @@ class GpuIssuer {
   gpu::Stream origin_;
   GpuEvent* const start_;
   const std::array<GpuEvent*, 2> over_;       // of the steps under way, by turns
-  std::vector<GpuEvent*> held_;               // what updates wait for
+  std::vector<GpuEvent*> held_;               // condition that updates wait for
   std::vector<std::vector<GpuEvent*>> ends_;  // of a device's step: begun there, by lane over there
   std::vector<std::vector<Pace>> paces_;      // by device and lane
   std::vector<Participant> participants_;     // of the point at hand

@@ -55,7 +55,7 @@ class GpuBackend {
   virtual void Compute(const Instruction& work, gpu::Stream stream) = 0;
   /// Work of an all-to-all component on this device before its exchange (COMBINE_B: the gradient of
   /// combine, and of the head; DISPATCH_F in a group of one: the rows), and after it (COMBINE_F:
-  /// combine, head and loss; DISPATCH_B: the gradient of dispatch). Nothing for the others.
+  /// combine, head and loss; DISPATCH_B: the gradient of dispatch). Does nothing for the others.
   virtual void BeforeExchange(const Instruction& component, gpu::Stream stream) = 0;
   virtual void AfterExchange(const Instruction& component, gpu::Stream stream) = 0;
   virtual ExchangePart Exchange(const Instruction& component) = 0;
@@ -66,7 +66,7 @@ class GpuBackend {
   /// Gradients for REDUCE, as Backend::Gradients and Backend::ExpertGradients.
   virtual std::span<float> Gradients(int stage) = 0;
   virtual std::span<float> ExpertGradients(int stage) = 0;
-  /// STEP. Where the norm of all gradients is limited it only adds up the squares of the stage's.
+  /// STEP. If the norm of all gradients is limited, only adds up the squares of the stage's.
   virtual void OptimizerStep(int stage, gpu::Stream stream) = 0;
   /// Condition of the updates that all devices do.
   struct UpdateGuard {

@@ -38,7 +38,7 @@ class GpuStage {
   GpuStage& operator=(const GpuStage&) = delete;
 
   /// ATTN_F. `tokens` [T], read by the embedding only. *dropped += (token, expert) pairs that got
-  /// no row. Where `dispatched` is null its rows are left to Dispatch.
+  /// no row. If `dispatched` is null its rows are left to Dispatch.
   void AttentionForward(int layer, const int32_t* tokens, int32_t* dropped, const GpuViews& v,
                         GpuLane at) const;
   /// The rows of the tokens to their places in `dispatched`.
@@ -74,8 +74,8 @@ class GpuStage {
   const std::string& NotFinite(int32_t note) const;
   /// Scales the gradients down to that limit.
   void ClipGradients(const gpu::Clip* clip, gpu::Stream stream);
-  /// AdamW with the gradients as they are; refreshes the bf16 copy. Nothing changes where one of
-  /// the two flags is not 0; `failed` may be null.
+  /// AdamW with the gradients as they are; refreshes the bf16 copy. Changes no value if one of the
+  /// two flags is not 0; `failed` may be null.
   void OptimizerStep(const gpu::AdamWStepSize* step, const int32_t* not_finite,
                      const int32_t* failed, gpu::Stream stream);
 

@@ -144,7 +144,7 @@ void HostBackend::Run(const Instruction& i) {
   for (const ValuePlaces::Use& use : uses) {
     PlaceValue<float>(shape_, use.value, arenas_.At(use), &views);
   }
-  // A validation leaves out all but the forward; what its messages hold nobody reads.
+  // A validation runs forwards only; nobody reads the content of its messages.
   if (text_ == nullptr || (IsForwardComponent(i.op) && !IsRecompute(i.op))) Do(i, &stage, views);
   arenas_.Leave(uses);
 }

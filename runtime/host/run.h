@@ -53,8 +53,8 @@ struct StageCopy {
 std::vector<StageCopy> CopiesOf(const Plan& plan, Run& run);
 
 /// State of a run that this process saves: over all processes every block of the model exactly
-/// once. Of the copies of a stage that is the one of replica 0 on its first holder, and of what
-/// every member of an expert group has, member 0's.
+/// once. Among the copies of a stage, that is the one of replica 0 on its first holder; of
+/// parameters that every member of an expert group has, member 0's.
 std::vector<StateBlock> SavedState(const Plan& plan, Run& run);
 /// The same where it is (StageHolder::StateAt), for who has copies of the run (NewCopies).
 std::vector<StateBlock> StateToSave(const Plan& plan, Run& run);

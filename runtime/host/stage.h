@@ -76,8 +76,8 @@ class BasicStage {
   void ZeroGradients() { std::fill(gradients_.begin(), gradients_.end(), T{0}); }
   /// Sets the sum of the squares of each block's gradients, by name.
   void AddSquares(std::map<std::string, double>* squares) const;
-  /// AdamW; `step` counts from 1. Where the model has a limit to the norm of all gradients, which
-  /// is `norm`, they are scaled down to it first.
+  /// AdamW; `step` counts from 1. If the model has a limit to the norm of all gradients, which is
+  /// `norm`, they are scaled down to it first.
   void OptimizerStep(int step, double norm = 0);
 
   int layers() const { return static_cast<int>(layout_.layers.size()); }

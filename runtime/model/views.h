@@ -30,10 +30,10 @@ struct LayerShape {
   size_t activation() const { return static_cast<size_t>(tokens) * static_cast<size_t>(width); }
 };
 
-/// Places of the values of one layer and micro-batch, part by part. Of a part that the instruction
-/// at hand does not touch the pointer is stale or null. Counts are in elements; values are T, and S
-/// what is computed with higher precision: float and float on the host (or double, in a proof),
-/// bf16 and float on a GPU (GpuViews).
+/// Places of the values of one layer and micro-batch, part by part. The pointer to a part that the
+/// instruction does not touch is stale or null. Counts are in elements; values are T, and S what is
+/// computed with higher precision: float and float on the host (or double, in a proof), bf16 and
+/// float on a GPU (GpuViews).
 template <typename T, typename S = T>
 struct LayerViews {
   T* x = nullptr;   ///< input

@@ -17,8 +17,8 @@ struct Label {
 
 /// Carries bytes between the processes of a job, or threads that stand for them. Messages from one
 /// process to another on one channel are taken by receives in the order both were begun in; nothing
-/// else is ordered. Used by one thread, but for Abort. What is under way is known by a ticket,
-/// which is 0 or more, and free for another use once Test has said that it is done.
+/// else is ordered. Used by one thread, but for Abort. A ticket (0 or more) names an operation
+/// under way. It may be reused once Test reports that the operation is done.
 class Wire {
  public:
   /// The plan's communicators: messages between stages, REDUCE, exchanges of expert groups.

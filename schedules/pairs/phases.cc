@@ -1,5 +1,5 @@
-// Ranks are taken up in the order of the times at which their lanes are free. Where what a rank
-// waits for is not known by then, the wait is long enough for a weight gradient as a rule.
+// Ranks are taken up in the order of the times at which their lanes are free. If the end of a wait
+// is not known by then, the wait is usually long enough for a weight gradient.
 
 #include <algorithm>
 #include <cstddef>

@@ -25,7 +25,7 @@ class MadePlans {
   LayerStages& StagesOf(const CostModel& costs, Overlap overlap);
 
  private:
-  struct Kept;  // what threads share, and how they wait
+  struct Kept;  // state that threads share
   std::unique_ptr<Kept> kept_;
 };
 

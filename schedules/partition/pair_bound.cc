@@ -15,9 +15,9 @@
 // of all layers before it follow: head, forwards, backwards and that tail are a bound as well,
 // where no overlap makes them shorter than their sums.
 //
-// All of that is soon computed. Where it leaves a choice of layers open, ProveRankBound says what
-// these stages come to with what they really cost, however their layers overlap: what is around
-// them is the chain of all other layers, however they are divided.
+// All of that is soon computed. If it leaves a choice of layers open, ProveRankBound bounds these
+// stages with their real costs, however their layers overlap: around them is the chain of all other
+// layers, however they are divided.
 //
 // A choice is none if the ranks to come have no room for what it leaves: one that begins at its
 // head has done no more than (makespan - head) / M of a micro-batch's work, and the layers left

@@ -28,7 +28,7 @@ class LayerStages {
   /// The first entry with the times of the layer.
   int alike(int i) const { return alike_[static_cast<size_t>(i)]; }
 
-  /// Cost of a stage with the layers first..last-1: f, b and w are sums over them. Where they have
+  /// Cost of a stage with the layers first..last-1: f, b and w are sums over them. If they have
   /// components, bw and fb are what DeriveChunkCosts makes of these soon; of many layers, of rows
   /// of at most 24 of them, one after another.
   const StageCost& CostOf(int first, int last);

@@ -1,7 +1,7 @@
 // Partition and order of an interleaved placement together.
 //
 // Rank r cannot begin pass j before the first micro-batch comes there for the j-th time, and until
-// then has no more than the forwards of the passes before it to do. What it idles is no less than
+// then has no more than the forwards of the passes before it to do. Its idle time is no less than
 //
 //     the most, over j, of  arrival(r, j) - M * (forwards of its stages before pass j),
 //

@@ -220,9 +220,9 @@ class RankOffload {
   std::vector<Copy> copies_;            // as they stand in the program
 };
 
-// Walks the program with what the rank holds. Where something takes memory that is not there, the
-// best victim is offloaded before it. A RELOAD is put in as soon as waiting for one more
-// instruction would make it late, if there is room for it, and at the latest before its backward.
+// Walks the program with what the rank holds. If something takes memory that is not there, the best
+// victim is offloaded before it. A RELOAD is put in as soon as waiting for one more instruction
+// would make it late, if there is room for it, and at the latest before its backward.
 void RankOffload::Squeeze(int64_t limit) {
   copies_.clear();
   std::vector<size_t> of_f(program_.size(), kNone), held, gone;  // gone: in the order of backwards

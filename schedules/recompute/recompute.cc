@@ -45,7 +45,7 @@ class Hoister {
   }
 
   Program Run() {
-    std::vector<std::vector<size_t>> moved(program_.size());  // what comes before each instruction
+    std::vector<std::vector<size_t>> moved(program_.size());  // the instruction before each
     std::vector<bool> gone(program_.size(), false);
     for (size_t at = 0; at < program_.size(); ++at) {
       if (program_[at].op != Op::R || !HoldsUp(at)) continue;

@@ -31,8 +31,8 @@ enum class Grain : uint8_t { kStages, kLayers };
 
 /// The stages of which to recompute this part makes every rank of a compute order hold at most
 /// `limit` bytes, as Spec::memory_limit counts them, for the least time of R that some choice on
-/// one rank after the other takes (where a rank has many choices, nearly the least). Those that do
-/// most where all are too few.
+/// one rank after the other takes (where a rank has many choices, nearly the least). If all stages
+/// are too few, those that save most.
 std::vector<RecomputedStage> StagesToFit(const Plan& plan, const CostModel& costs, int64_t limit,
                                          RecomputePart part = RecomputePart::kFull,
                                          Grain grain = Grain::kStages);
@@ -72,7 +72,7 @@ using OrderMaker = std::function<Plan(const Spec&)>;
 
 /// Plans beside it that are made of the same orders where recompute is free to choose.
 struct RecomputedBeside {
-  std::optional<Plan> full;    ///< what it would be if all were asked for
+  std::optional<Plan> full;    ///< its value if all were asked for
   std::optional<Plan> layers;  ///< the shortest with as few layers as it takes; none if not known
 };
 

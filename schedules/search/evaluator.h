@@ -19,7 +19,7 @@ class Evaluator {
   /// The problem must outlive it.
   explicit Evaluator(const SearchProblem& problem);
 
-  /// Valid until the next run. Where `runs` is false, no other figure means anything. With a draw
+  /// Valid until the next run. If `runs` is false, no other figure means anything. With a draw
   /// (noise.h) everything takes as long as that says.
   const Evaluation& Run(const Order& order, const NoiseDraw* draw = nullptr);
 

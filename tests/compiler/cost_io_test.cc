@@ -329,7 +329,8 @@ TEST_SUITE("unit") {
     const auto read = [](const std::string& memory) {
       return *ReadCosts(ComponentsWith("\"memory\": " + memory), "c.json").memory;
     };
-    // Two layers. The forward makes and keeps all but expert_out; what of it W needs is the stash.
+    // Two layers. The forward makes and keeps all but expert_out; the part that W needs is the
+    // stash.
     MemoryCost memory = read(
         R"({"values": {"input": 1, "attention": 2, "scores": 4, "rows": 8, "gate": 16, "hidden": 32,
                        "combined": 64, "expert_out": 128, "head": 256, "dgate": 1, "dinput": 512}})");

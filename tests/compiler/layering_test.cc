@@ -48,7 +48,7 @@ const std::map<std::string, std::set<std::string>>& Allowed() {
         "compiler/files"}},
       {"runtime/stages",
        {"runtime/core", "runtime/model", "runtime/host", "kernels/host", "compiler/plan"}},
-      {"runtime/stages/example", {"runtime/stages"}},  // what others write
+      {"runtime/stages/example", {"runtime/stages"}},  // the includes of others
       {"runtime/gpu",
        {"runtime/core", "runtime/exec", "runtime/model", "runtime/host", "runtime/stages",
         "kernels/*", "compiler/plan", "compiler/files"}},

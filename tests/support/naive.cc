@@ -140,7 +140,7 @@ class SymbolicRun {
     }
   }
 
-  /// Messages meet first in first out, whatever they are; what arrives must be what is expected.
+  /// Messages meet first in first out, whatever they are, and must arrive as expected.
   void Post(int r, const Instruction& i) {
     const std::string text = ToString(i);
     ++ranks_[static_cast<size_t>(r)].open;

@@ -42,7 +42,8 @@ struct BesideOptions {
   bool strict = true;  ///< sends wait for their receives
   int steps = 2;
   bool fill = kFillUnused;
-  const Plan* like = nullptr;  ///< what the run without a pipeline follows; null: the plan
+  const Plan* like =
+      nullptr;  ///< plan that the run without a pipeline follows; null: the plan itself
   std::function<void(StepResult&, ThreadedRun&)> spoil = {};  ///< after every step
 };
 struct TrainingOutcome {

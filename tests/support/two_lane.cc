@@ -82,7 +82,7 @@ class Events {
  private:
   struct State {
     int done[2] = {0, 0};    // of each chain
-    int runs[2] = {-1, -1};  // what each lane runs: chain 0 or 1, 2 a weight part, -1 nothing
+    int runs[2] = {-1, -1};  // work of each lane: chain 0 or 1, 2 a weight part, -1 nothing
     Time left[2] = {0, 0};   // for how long
     unsigned weights = 0;    // begun
   };

@@ -42,8 +42,8 @@ void CheckFigures(const std::vector<Figure>& figures, size_t least) {
 }
 
 TEST_SUITE("unit") {
-  // On the emulator figures mean nothing; what is measured must run and be reported all the same,
-  // so that nothing is left to find out on a GPU that is lent for minutes.
+  // On the emulator figures mean nothing. All measurements must still run and be reported, since
+  // time on a real GPU is short.
   TEST_CASE("gpu bench: every kernel is measured") {
     EmulatedGpu gpu;
     gpu.Partition(1, 0);

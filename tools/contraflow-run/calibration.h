@@ -17,10 +17,10 @@ Time MiddleMean(std::vector<Time> times);
 Time Quantile(std::vector<Time> times, double part);
 
 /// Costs of the instructions of a plan, from measured timelines: a plan's own figures for the
-/// machine it runs on. Components are told apart by layer, chunks, REDUCE and STEP by stage. Of
-/// what computes the mean of the middle half counts; of exchanges and REDUCE, which also wait for
-/// others, the lower quartile. Of messages only those count that found their receiver waiting: from
-/// the end of what made them to the start of what needed them.
+/// machine it runs on. Components are told apart by layer, chunks, REDUCE and STEP by stage.
+/// Compute counts by the mean of its middle half; exchanges and REDUCE, which also wait for others,
+/// by the lower quartile. Messages count only if they found their receiver waiting: from the end of
+/// what made them to the start of what needed them.
 class Calibration {
  public:
   explicit Calibration(const Plan& plan) : plan_(plan) {}

@@ -131,7 +131,7 @@ std::vector<double> SpeedsOf(const std::vector<RankParts>& parts, const Model& m
       all.insert(all.end(), times.begin(), times.end());
     }
   }
-  std::vector<double> layer;  // what a rank takes for one
+  std::vector<double> layer;  // time of a rank for one
   for (auto& times_of : of_rank) {
     double sum = 0;
     // A longer time may have waited for a core.

@@ -1,4 +1,4 @@
-// Rows, labels and the axis: what changes with the view. What lies over it is drawn in marks.js.
+// Rows, labels and the axis: what changes with the view. marks.js draws the marks over it.
 
 const AXIS_HEIGHT = 24, DARK_INK = 0xff30241f, LIGHT_INK = 0xffffffff;
 

@@ -130,7 +130,8 @@ class Layout {
 
 function gapOf(height) { return height >= 12 ? 4 : height >= 6 ? 2 : height >= 4 ? 1 : 0; }
 
-// Which instructions lie in a row. What takes no time has no box, but a message shows when it leaves.
+// Which instructions lie in a row. Instructions without duration have no box, but a message shows
+// when it leaves.
 function laneFilter(plan, lane) {
   const takesTime = (id) => plan.end[id] > plan.start[id];
   if (lane === "compute") return (id) => plan.lane(id) === 0 && takesTime(id);

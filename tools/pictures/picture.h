@@ -40,12 +40,12 @@ struct Picture {
     std::vector<Box> boxes;
   };
   std::vector<Row> rows;
-  Time from = 0, to = 0;  ///< what is drawn; boxes may reach out of it
+  Time from = 0, to = 0;  ///< range drawn; boxes may reach out of it
   Unit unit = Unit::kUnit;
   std::string title;    ///< the plan in one line
   std::string figures;  ///< makespan and bubbles in one line
   std::string costs;    ///< the costs in one line
-  std::string sides;    ///< what side 1 is, "" where there is one side only
+  std::string sides;    ///< name of side 1, "" if there is one side only
   int side_count = 1;
   std::vector<StoppedRank> stops;     ///< of a plan that is not sound
   std::vector<std::string> findings;  ///< of that, the first
@@ -144,7 +144,7 @@ inline constexpr int kMinSvgWidth = 200;
 inline constexpr int kMaxSvgWidth = 100'000;
 
 /// Draws a self-contained SVG, `width` pixels wide. Every box has a tooltip with its instruction
-/// and times. By default every label has room, as far as the drawing stays below 4,000.
+/// and times. Every label has room by default, as far as the drawing stays below 4,000.
 std::string DrawSvg(const Picture& picture, std::optional<int> width = std::nullopt);
 
 /// Most instructions of a plan that WriteDot takes: Graphviz needs minutes for so many.

@@ -33,8 +33,8 @@ std::string_view Name(WorkKind kind);
 
 using Efficiencies = std::array<double, kWorkKinds>;  ///< by WorkKind
 
-/// Assumptions where nothing is known of the GPU. Those of bf16 are what large matmuls reach in
-/// training; with those of fp8 matmuls a dense layer is 1.3 to 1.45 times as fast, as is published.
+/// Assumptions where nothing is known of the GPU. The values of bf16 are those of large matmuls in
+/// training. With the values of fp8, a dense layer is 1.3 to 1.45 times as fast, as is published.
 /// Experts in fp8, memory and all-to-all are fitted to DeepSeek's training trace
 /// (tests/tools/profile), where matmuls reach 0.35 and attention 0.34 beside communication.
 Efficiencies DefaultEfficiencies(bool fp8);

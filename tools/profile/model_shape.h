@@ -106,7 +106,7 @@ struct ModelShape {
   std::string model_type;             ///< as its config.json says
   std::vector<std::string> defaults;  ///< "head_dim 256": what that leaves out, with its default
   std::string unread;              ///< "vision_config": keys with sizes that no cost heeds, or ""
-  std::vector<std::string> notes;  ///< what else these costs leave out
+  std::vector<std::string> notes;  ///< other parts that these costs leave out
   int64_t hidden = 0, vocabulary = 0;
   std::vector<LayerShape> layers;
   int64_t streams = 1;             ///< of `hidden` that pass from layer to layer

@@ -49,7 +49,7 @@ class WorkBuilder {
   /// named.
   void Keep(const std::string& name, KeptUntil until, int64_t rows, int64_t width, int64_t bytes,
             std::optional<Value> value = {});
-  /// Adds the casts to fp8 of the half so far; what follows belongs to the second half.
+  /// Adds the casts to fp8 of the half so far, and begins the second half.
   void EndHalf();
   WorkOfLayer Take() { return std::move(work_); }
 

@@ -161,7 +161,7 @@ class Judgement {
                        FormatReal(*bound));
     }
     char is[32], at_most[32];
-    int digits = 2;  // so many more that both do not read alike
+    int digits = 2;  // enough to tell both apart
     do {
       ++digits;
       std::snprintf(is, sizeof is, "%.*g", digits, scale * value);

@@ -226,7 +226,7 @@ TEST_SUITE("unit") {
           const size_t size = routing.Expected(m).size();
           site.Do(at, [=, &there, &routing] {
             there[at] = Floats({part.peer.experts, size});
-            // Experts work on their rows; what they came from may go.
+            // Experts work on their rows; the sources may be overwritten.
             for (size_t i = 0; i < size; ++i) {
               part.peer.experts[i] = gpu::ToBf16(1 + gpu::ToFloat(part.peer.experts[i]));
             }

@@ -39,7 +39,7 @@ std::string Join(const Ends& ends) {
   return text;
 }
 
-/// A process that runs a body with a Control; what it writes to stderr is kept.
+/// A process that runs a body with a Control, and keeps its stderr.
 class ForkedJob {
  public:
   using Body = std::function<void(int rank, Control& control)>;

@@ -43,7 +43,7 @@ struct JobSpec {
 struct Ending {
   bool ended = false;
   int code = -1;   ///< exit code, or -1
-  int signal = 0;  ///< what ended it, or 0
+  int signal = 0;  ///< the signal that ended it, or 0
   std::chrono::steady_clock::time_point when;
 };
 

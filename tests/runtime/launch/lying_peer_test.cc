@@ -207,7 +207,7 @@ std::string WordBytes(Word word, const std::string& text) {
   return ByteWriter().Put(word).Put(static_cast<uint32_t>(text.size())).Take() + text;
 }
 
-/// How long the meeting of a liar may take; what is not a lie is given enough.
+/// Time limit for the meeting of a liar; honest peers get enough.
 constexpr Milliseconds kLiar{100}, kHonest{100'000};
 
 MeetingPoint PointOf(int rank, const std::string& secret, Milliseconds patience) {

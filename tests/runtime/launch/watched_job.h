@@ -28,7 +28,7 @@ class WatchedJob {
   struct End {
     int code = -1;  ///< -1: it was not ended
     bool aborted = false;
-    std::string error;  ///< what its body threw, and it told of
+    std::string error;  ///< the reported exception of its body
   };
   using Body = std::function<void(int rank, Control& control, Progress& progress)>;
 

@@ -12,7 +12,7 @@
 
 namespace contraflow {
 
-/// A schedule's published bubble beside the simulated one.
+/// A schedule's published bubble next to the simulated one.
 struct FormulaFigures {
   std::string_view text;    ///< "(PP/2-1)(F&B+B-3W)"
   Time published = 0;       ///< its value for these costs

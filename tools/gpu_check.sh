@@ -82,7 +82,7 @@ done
 mkdir -p -- "$out" 2>/dev/null || usage "--out: $out cannot be made"
 results=$(cd -- "${out/#-/.\/-}" && pwd)/results.jsonl
 log=${results%/*}/log.txt
-# Results of an earlier call are kept beside.
+# Results of an earlier call are kept.
 if [ -s "$results" ]; then
   number=1
   while [ -e "${results%.jsonl}-$number.jsonl" ]; do number=$((number + 1)); done

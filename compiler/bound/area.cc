@@ -16,8 +16,8 @@
 //
 // Bytes: the same with the limit for n, which counts the stashes too. There the ramp at the end is
 // known only if the stash is the whole activation: chunks are released a rest apart. In a pair
-// shorter than its parts the rest may be done beside something else: it counts as 0. Ranks that
-// recompute are left out: between F and R they hold less.
+// shorter than its parts the rest may overlap other work: it counts as 0. Ranks that recompute are
+// left out: between F and R they hold less.
 
 #include <algorithm>
 #include <cmath>

@@ -89,7 +89,7 @@ int Sync(int fd) {
   return 0;
 }
 
-/// A name beside `target` that nobody can foresee. Not derived from its name, which may already be
+/// An unpredictable name in the folder of `target`. Not derived from its name, which may already be
 /// as long as a name can be.
 std::string NameBeside(const std::string& target) {
   std::random_device random;

@@ -48,8 +48,8 @@ void RemoveUnfinished();
 /// have half made is removed: what writes then throws Error.
 void RemoveUnfinishedOnSignals();
 
-/// A folder that is being made: in one of a random name beside `target`, which nobody else can look
-/// into, and gone at the end unless it is kept.
+/// A folder under construction. It has a random name next to `target`, is private, and is removed
+/// at the end unless it is kept.
 class NewFolder {
  public:
   explicit NewFolder(const std::string& target);

@@ -63,7 +63,7 @@ RankPlan ReadRankPlan(std::string_view document, const std::string& place);
 /// Name of a rank's file in its folder.
 std::string RankFileName(int rank);
 
-/// Writes a plan as a folder, which is complete or not there: into a temporary name beside it,
+/// Writes a plan as a folder, which is complete or not there: under a temporary name next to it,
 /// then renamed. A folder that is there is replaced if it holds a plan and nothing else; Error if
 /// not, or if anything cannot be written.
 void WriteRankFiles(const std::string& folder, const Plan& plan);

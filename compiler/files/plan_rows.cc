@@ -99,7 +99,7 @@ class PlanLimits {
   }
 
   /// Throw Error "PLACE: PATH: what" for an entry out of range, and for more of them than there can
-  /// be. The program of this row of the document, with so many slots (level buffer only).
+  /// be. The program of this row of the document, with this many slots (level buffer only).
   void Check(const Program& program, size_t row, size_t slots) {
     path_ = ": /programs/" + std::to_string(row);
     index_ = -1;

@@ -108,8 +108,8 @@ class Writer {
     });
   }
 
-  /// An instruction that takes memory waits for the first so many OFFLOADs, the last of them on
-  /// their lane; where lanes are shared it may begin before some are written.
+  /// An instruction that takes memory waits for the first n OFFLOADs, the last of them on their
+  /// lane; where lanes are shared it may begin before some are written.
   static void Gone(const RankState& rank, int count, Instruction* i) {
     const auto last = std::find_if(rank.written.rbegin(), rank.written.rend(),
                                    [count](const auto& offload) { return offload.first < count; });

@@ -48,7 +48,8 @@ struct Part {
   Time tail;     ///< least time from its end to the end of all
 };
 
-/// DeepSeek's order for one forward layer and the backward layer beside it, as it issues them.
+/// DeepSeek's order for one forward layer and the backward layer that overlaps it, as it issues
+/// them.
 constexpr std::array kPairOrder = {Op::COMBINE_B,  Op::ATTN_F,   Op::MLP_B, Op::DISPATCH_F,
                                    Op::DISPATCH_B, Op::MLP_W,    Op::MLP_F, Op::ATTN_B,
                                    Op::ATTN_W,     Op::COMBINE_F};

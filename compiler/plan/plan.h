@@ -245,7 +245,7 @@ class RecomputedCells : public MarkedCells {
 
 struct CellBytes;  // compiler/plan/recompute_cost.h
 
-/// BytesOfCell of each of so many stages.
+/// BytesOfCell of each of this many stages.
 std::vector<CellBytes> BytesOfCells(const CostModel& costs, const RecomputedCells& recomputed,
                                     int stages);
 

@@ -10,8 +10,8 @@ namespace contraflow {
 /// True if some of this runs again of stage s, as far as the costs know its layers.
 bool HasSome(const CostModel& costs, int s, const RecomputeExtent& extent);
 
-/// How long it takes to run so much of the forward of stage s again, for a micro-batch of factor 1;
-/// of some layers as long as all of them where the costs do not know them.
+/// How long it takes to run this much of the forward of stage s again, for a micro-batch of factor
+/// 1; of some layers as long as all of them where the costs do not know them.
 Time RecomputeTime(const CostModel& costs, int s, const RecomputeExtent& extent);
 
 /// Bytes that a chunk of stage s that is recomputed holds between F and R: "input_bytes" where the

@@ -31,7 +31,7 @@ bool Allows(Placement asked, Placement placement);
 Placement ParsePlacement(std::string_view name);
 
 /// How `auto` searches. Its result depends on these and the rest of the spec alone, never on the
-/// clock: the budget is counted in evaluated instructions, so many to a second.
+/// clock: the budget is counted in evaluated instructions, this many to a second.
 struct SearchOptions {
   Placement placement = Placement::kAny;
   int64_t budget = 2'000'000'000;  ///< of the whole search: nanoseconds on a machine of 2024, about

@@ -48,8 +48,8 @@ std::vector<MemoryFigures> MemoryOf(const Plan& plan, const CostModel& costs);
 /// The same without any activation. The plan may be a frame, which has routes and no programs.
 std::vector<MemoryFigures> FixedMemoryOf(const Plan& frame, const CostModel& costs);
 
-/// Room for activations on each rank of these routes, of devices with so many bytes, one each: the
-/// fixed bytes of the rank taken off. Less than 1 where there is no room.
+/// Room for activations on each rank of these routes, of devices with this many bytes, one each:
+/// the fixed bytes of the rank taken off. Less than 1 where there is no room.
 std::vector<int64_t> RoomForActivations(const Plan& frame, const CostModel& costs,
                                         std::vector<int64_t> devices);
 

@@ -1,8 +1,8 @@
 // Checks of level buffer: one slot for every value that the programs touch, as large as it is, and
 // no bytes that two values hold at once.
 //
-// Lifetimes are those of the program order, but lanes run beside each other: a range may be used
-// again only when, by lanes and `after`, every access of the value it held is over before the first
+// Lifetimes are those of the program order, but lanes run concurrently: a range may be used again
+// only when, by lanes and `after`, every access of the value it held is over before the first
 // access of the next one begins. The values of one range follow each other like that, so it is
 // enough to compare each with the last one before it, range by range in program order: near linear.
 

@@ -98,7 +98,7 @@ void CheckParcels(const char* name, const Parcels& p, int ctas) {
                  " experts in all are possible");
 }
 
-/// A warp for each of at most so many rows.
+/// A warp for each of at most this many rows.
 unsigned BlocksFor(int rows, int ctas) {
   return Unsigned(std::clamp(CeilDiv(rows, kParcelThreads / kWarp), 1, ctas));
 }

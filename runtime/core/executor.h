@@ -49,11 +49,11 @@ class Backend {
   /// STEP.
   virtual void OptimizerStep(int stage) = 0;
 
-  /// Starts an OFFLOAD or RELOAD, which goes on beside what follows, after the copies in its
-  /// direction that were started before it in this step. It begins once so many OFFLOADs of the
-  /// step have ended.
+  /// Starts an OFFLOAD or RELOAD, which overlaps the following instructions, after the copies in
+  /// its direction that were started before it in this step. It begins once this many OFFLOADs of
+  /// the step have ended.
   virtual void StartCopy(const Instruction& copy, size_t offloads);
-  /// Waits until the first so many copies of the step in the direction of `op` have ended.
+  /// Waits until the first n copies of the step in the direction of `op` have ended.
   virtual void AwaitCopies(Op /*op*/, size_t /*count*/) {}
   /// When the copy with this number, from 0, of those in its direction ran; it has ended.
   virtual CopyTimes TimesOfCopy(Op /*op*/, size_t /*number*/) const { return {}; }

@@ -84,7 +84,7 @@ struct CudaPartitions::Driver {
     throw gpu::GpuError(std::string(call) + ": " + text);
   }
 
-  /// How many partitions of so many SMs there can be.
+  /// How many partitions of this many SMs there can be.
   unsigned Possible(const CUdevResource& all, unsigned sms_each) const {
     unsigned groups = 0;
     // A device that cannot be split so at all is an error of the call.

@@ -20,8 +20,8 @@ namespace contraflow {
 /// How a step is given to a GPU.
 struct IssueOptions {
   bool graph = true;  ///< capture the step once and replay it; else issue it anew every time
-  /// Every so many steps it is measured when each instruction runs, by two small kernels for each;
-  /// 0: never.
+  /// Every n steps it is measured when each instruction runs, by two small kernels for each; 0:
+  /// never.
   int stamps = 1;
   /// Without a graph: instructions the host may be ahead in a lane; 2 or more.
   int run_ahead = 256;

@@ -20,7 +20,7 @@ namespace contraflow {
 /// When the instructions of one device began and ended in a step, by the clock of the GPU.
 class StepStamps {
  public:
-  /// For a program of so many instructions.
+  /// For a program of this many instructions.
   StepStamps(size_t instructions, Gpu& gpu);
 
   /// Stamps the time when the stream gets there.

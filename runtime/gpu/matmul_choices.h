@@ -42,11 +42,11 @@ std::string DigestOf(const MatmulChoices& choices);
 /// Number of the shortest time; of equal ones the first.
 size_t FastestOf(std::span<const uint64_t> times);
 
-/// The choices for these products on so many SMs of this GPU: those of the file `path`. For missing
-/// products, times all candidates in the stream, and adds the fastest to the file. A file that is
-/// not there is made. Memory for that is given back. `moves` is called where something has been
-/// done. Throws Error, with the remedy, for a file that is none or has an algorithm that cannot be
-/// used here.
+/// The choices for these products on this many SMs of this GPU: those of the file `path`. For
+/// missing products, times all candidates in the stream, and adds the fastest to the file. A file
+/// that is not there is made. Memory for that is given back. `moves` is called where something has
+/// been done. Throws Error, with the remedy, for a file that is none or has an algorithm that
+/// cannot be used here.
 MatmulChoices ChooseMatmuls(const std::string& path, const std::vector<gpu::MatmulShape>& products,
                             Gpu& gpu, gpu::Stream stream, int sms,
                             const std::function<void()>& moves = {});

@@ -27,7 +27,7 @@ struct Arenas {
   std::array<std::byte*, kArenaCount> at{};
   std::span<std::byte> all;  ///< that they lie in; empty: each has an allocation of its own
 };
-/// Arenas of so many bytes, poisoned; in one piece if there is an `allocate` for it.
+/// Arenas of this many bytes, poisoned; in one piece if there is an `allocate` for it.
 Arenas AllocateArenas(const std::array<int64_t, kArenaCount>& bytes, Gpu& gpu, gpu::Stream stream,
                       const AllocateMemory& allocate);
 

@@ -44,7 +44,7 @@ struct GpuRunOptions : IssueOptions {
   std::string matmul_choices = {};
 };
 
-/// Makes one device of a plan: on a stream of its own for the setup, for so many SMs.
+/// Makes one device of a plan: on a stream of its own for the setup, for this many SMs.
 using MakeGpuBackend =
     std::function<std::unique_ptr<GpuBackend>(Device device, gpu::Stream setup, int sms)>;
 
@@ -122,7 +122,7 @@ class GpuRun : public Run {
   const SmBudget& budget() const { return devices_->budget(); }
   void Close() { devices_->Close(); }
 
-  /// A run without a pipeline beside it on the same GPU, for as many SMs.
+  /// A run without a pipeline on the same GPU and as many SMs.
   std::unique_ptr<GpuSerialRun> NewSerialRun();
 
  protected:

@@ -57,7 +57,7 @@ class Exchange {
 
 bool AllFinite(std::span<const float> values);
 
-/// Takes what the matrix products of so many ranks of this process work in. Throws Error where
+/// Takes what the matrix products of this many ranks of this process work in. Throws Error where
 /// there is not enough.
 void ReserveForRanks(size_t ranks);
 

@@ -37,8 +37,8 @@ class Run {
   virtual const std::vector<Device>& devices() const = 0;
   /// One of them, as long as the run.
   virtual StageHolder& At(Device device) = 0;
-  /// For one who saves the state (StateToSave) beside the steps, as long as the
-  /// run; null: it is in the host's memory. Asked for before the first step.
+  /// For one who saves the state (StateToSave) during the steps, as long as the run; null: it is in
+  /// the host's memory. Asked for before the first step.
   virtual StateCopies* NewCopies() { return nullptr; }
 };
 

@@ -113,7 +113,7 @@ using Stage = BasicStage<float>;
 /// The state of a copy of a stage.
 struct StageState {
   std::vector<StateBlock> blocks;
-  size_t dense;  ///< the first so many every member of an expert group has; then come the owned
+  size_t dense;  ///< the first n every member of an expert group has; then come the owned
                  ///< experts
 };
 

@@ -19,7 +19,7 @@ constexpr milliseconds kTick{10}, kEndOfJob{1000};
 /// Messages of one process that this main thread has not taken; at most two are ever under way.
 constexpr size_t kMaxIncoming = 4;
 
-/// Throws Error unless it is one of a job of so many processes. Its text steers no terminal.
+/// Throws Error unless it is one of a job of this many processes. Its text steers no terminal.
 Beat TakeBeat(ByteReader* bytes, int size) {
   Beat beat;
   beat.moves = bytes->Take<uint64_t>();

@@ -25,7 +25,7 @@ class SharedMemory {
   };
 
   /// Bytes of a ring that holds two messages of `message_bytes`: a power of 2 from 64 KiB to 64
-  /// MiB; less where the rings of so many processes together would exceed 64 GiB of addresses.
+  /// MiB; less where the rings of this many processes together would exceed 64 GiB of addresses.
   static size_t RingBytes(int processes, int64_t message_bytes);
 
   /// Makes the memory. `ring_bytes` is a power of 2. Throws Error where the system refuses.

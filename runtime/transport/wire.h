@@ -34,7 +34,7 @@ class Wire {
   /// has begun to receive them.
   virtual int Send(Channel channel, int to, const Label& label,
                    std::span<const std::byte> bytes) = 0;
-  /// Begins to receive exactly so many bytes.
+  /// Begins to receive exactly this many bytes.
   virtual int Receive(Channel channel, int from, std::span<std::byte> bytes) = 0;
 
   struct Status {

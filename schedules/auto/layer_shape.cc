@@ -34,7 +34,7 @@ namespace {
 /// and what share of the whole that is.
 constexpr int kMostUnproven = 4;
 constexpr int64_t kShortShare = 16;
-/// Partitions of those that are searched again, each with so many such shares.
+/// Partitions of those that are searched again, each with this many such shares.
 constexpr size_t kMostAgain = 2;
 constexpr int64_t kSharesAgain = 2;
 /// Orders of a first run, over all partitions, where cells run again or go to the host.

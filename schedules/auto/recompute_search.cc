@@ -172,7 +172,7 @@ void RecomputeSearch::OfferPublished(SearchWork* work) {
   }
 }
 
-/// Its own orders, each with so much of the work.
+/// Its own orders, each with this much of the work.
 void RecomputeSearch::OfferSearched(int64_t share, SearchWork* work) {
   OfferOrders(candidate_.spec, true, work, [&](const Spec& of) {
     auto known = std::ranges::find_if(

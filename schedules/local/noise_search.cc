@@ -18,9 +18,9 @@
 namespace contraflow {
 namespace {
 
-/// Draws that local search improves on, half as many where an order has more than so many actions;
-/// and those that choose between its end, its start and the order that there was. No draw serves
-/// two purposes, nor do those that chose the start (noise.cc).
+/// Draws that local search improves on, half as many where an order has more than this many
+/// actions; and those that choose between its end, its start and the order that there was. No draw
+/// serves two purposes, nor do those that chose the start (noise.cc).
 constexpr size_t kTrained = 64;
 constexpr int64_t kSmall = 1'000;
 constexpr int kChosen = 40;

@@ -70,7 +70,7 @@ class OrderGraph {
   int64_t TakeWork() { return std::exchange(work_, 0); }
 
  private:
-  friend class SampledTimes;  // lays its own times beside the nodes
+  friend class SampledTimes;  // keeps its own times next to the nodes
 
   static constexpr int32_t kNone = -1;
 

@@ -63,14 +63,14 @@ std::optional<Order> FillGaps(const SearchProblem& problem, const Order& order, 
 std::optional<Order> ScheduleInPhases(const SearchProblem& problem);
 
 /// UnlimitedPhases with fewer micro-batches in flight, so that it fits, also of two routes that are
-/// each other's mirror image: the shortest that was found with about so much of the work, or a
+/// each other's mirror image: the shortest that was found with about this much of the work, or a
 /// quarter of it where that gives nothing below `below`. None for other placements, or if no order
 /// fits.
 std::optional<Order> ThinnedPhases(const SearchProblem& problem, Time below, int64_t budget,
                                    SearchWork* work);
 
-/// List scheduling with pairs, for any placement: the best of some settings, with about so much of
-/// the work. None if no order fits the limit.
+/// List scheduling with pairs, for any placement: the best of some settings, with about this much
+/// of the work. None if no order fits the limit.
 std::optional<Order> ListPairs(const SearchProblem& problem, int64_t budget, SearchWork* work);
 
 /// `piece` in place of the actions [from, to) of a list: the same work in another order or

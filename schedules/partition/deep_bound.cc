@@ -17,7 +17,7 @@
 // over their ends finds the partition with the least. Floors that come out higher than others are
 // given more weight, a few times.
 //
-// Single layers are beside that: whole_layers.cc.
+// whole_layers.cc has the bound of single layers.
 
 #include <algorithm>
 #include <cmath>

@@ -26,7 +26,7 @@ LayerLayout ParseLayerLayout(std::string_view text);
 /// The text of a layout, with repeats: what ParseLayerLayout makes the same layout of.
 std::string FormatLayerLayout(const LayerLayout& layout);
 
-/// Why Megatron-LM does not take this layout on so many ranks, or "".
+/// Why Megatron-LM does not take this layout on this many ranks, or "".
 std::string FlawOf(const LayerLayout& layout, int ranks);
 
 /// The layers of these names, a letter each. "embedding" and what begins with "embed" is E, "head",

@@ -176,7 +176,7 @@ Plan FromPublished(const Schedule& schedule, const Spec& spec, const SearchContr
 
 Plan PlanOfPublished(const Schedule& schedule, const Spec& spec, const SearchControl& control) {
   if (spec.costs.layers.empty()) return PlanOfStages(schedule, spec);
-  Spec one = spec;  // whatever else is searched beside it
+  Spec one = spec;  // whatever else is searched concurrently with it
   one.search = {.components = spec.search.components};
   return control.made->Get(one, [&] { return FromPublished(schedule, one, control); });
 }

@@ -47,7 +47,7 @@ class MinMemorySearch {
       input = std::max(input, InputBytes(even, s).value_or(kUnlimited));
     }
     workspace_ = even.memory ? even.memory->workspace_bytes : 0;
-    // Bytes beside the stages, workspace and messages.
+    // Bytes other than the stages': workspace and messages.
     const Partition partition = EvenPartition(count_, frame.stages);
     Held held(frame);
     AddAll(partition, &held);

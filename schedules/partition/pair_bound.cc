@@ -50,7 +50,7 @@ namespace contraflow {
 namespace {
 
 constexpr Time kUnreached = std::numeric_limits<Time>::max();
-/// Choices that are looked at closely, beyond which the others are not: of a search one for so many
+/// Choices that are looked at closely, beyond which the others are not: of a search one for N
 /// nanoseconds of its budget, and none on more ranks.
 constexpr int64_t kEachClose = 160'000, kMostClose = 2'000'000;
 constexpr int kMostRanksClose = 64;

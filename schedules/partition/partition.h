@@ -15,10 +15,10 @@ namespace contraflow {
 /// SearchControl::made, not null for these, keeps: the partition that the spec asks for, with the
 /// order that the schedule then has; of a free choice the one with the shortest step. That plan
 /// brings the costs of its stages (CostModel::partition). Deterministic. Throws as GeneratePlan
-/// does, and if the layers cannot become so many stages (RejectPartition).
+/// does, and if the layers cannot become this many stages (RejectPartition).
 Plan PlanOfPublished(const Schedule& schedule, const Spec& spec, const SearchControl& control);
 
-/// Throws Error if the layers cannot become so many stages.
+/// Throws Error if the layers cannot become this many stages.
 void RequirePartition(const Schedule& schedule, const Spec& spec, int stages);
 
 /// Throws Error if the devices together have no room for what every partition of `auto` holds: the

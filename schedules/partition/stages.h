@@ -112,13 +112,13 @@ void LeaveOutUnused(const Plan& plan, bool components, CostModel* made);
 /// Error if no layer has components, or one in between has none.
 CostModel FoldEnds(const CostModel& costs);
 
-/// Costs with so many stages in place of the layers, for a plan of components whose stages are
+/// Costs with this many stages in place of the layers, for a plan of components whose stages are
 /// alike: as many layers with components in each, and what the layers before and after those take
 /// (embedding, head) spread over all stages. Throws Error unless the layers with components are
 /// alike and divide.
 CostModel AlikeStages(const CostModel& costs, int stages, Overlap overlap);
 
-/// Why the layers cannot become so many stages as the choice says, or "".
+/// Why the layers cannot become this many stages as the choice says, or "".
 std::string RejectPartition(const CostModel& costs, const PartitionChoice& choice, int stages);
 
 /// Equally many layers in each stage; the first ones have one more where that does not divide.

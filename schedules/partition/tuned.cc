@@ -138,7 +138,7 @@ class Climb {
     }
   }
 
-  /// The order of the best schedule, improved with so much of the work.
+  /// The order of the best schedule, improved with this much of the work.
   std::optional<TunedPartition> Finish(Time bound, uint64_t seed, int64_t budget,
                                        SearchWork* work) {
     const std::optional<Time> found = scheduler_.Run(*rules_, RankQueue::kNever);

@@ -1,5 +1,5 @@
 // Activations that a forward keeps can wait for its backward in the memory of the host
-// (PipeOffload, arXiv 2503.01328). The link copies beside the compute lane, so this costs no time
+// (PipeOffload, arXiv 2503.01328). The link copies during the compute lane, so this costs no time
 // as long as it keeps up. Ranks share neither memory nor link: each is looked at alone, in the
 // times of the order as it is. OFFLOAD begins when F has ended. All that takes memory after it
 // waits for it, so it stands after all that begins before it has ended. RELOADs are laid from the

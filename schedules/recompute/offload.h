@@ -30,7 +30,7 @@ Plan ImproveOffloaded(const Plan& offloaded, const CostModel& costs,
                       const std::vector<int64_t>& limits, Time bound, bool recompute, uint64_t seed,
                       SearchWork* work);
 
-/// Stages that a spec names, of so many. Throws Error if some do not exist.
+/// Stages that a spec names, of this many. Throws Error if some do not exist.
 std::vector<int> StagesToOffload(int count, const Spec& spec);
 
 /// Makes the plan of a spec without offloading; throws Error if there is none.

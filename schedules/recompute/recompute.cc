@@ -130,8 +130,9 @@ struct Orders {
 };
 
 /// The spec of an order whose backwards have R in them. With all stages recomputed a chunk under
-/// way holds its input or, after B, its stash, and beside these there are at most as many whole
-/// activations as chunks run at one time. With `whole` W is in the backward too (Whole): no stash.
+/// way holds its input or, after B, its stash, and in addition to these there are at most as many
+/// whole activations as chunks run at one time. With `whole` W is in the backward too (Whole): no
+/// stash.
 Spec Fused(const Spec& spec, int stages, bool whole) {
   Spec fused = spec;
   fused.recompute = {};

@@ -42,7 +42,7 @@ std::vector<RecomputedStage> StagesToFit(const Plan& plan, const CostModel& cost
 std::vector<RecomputedStage> StagesToRecompute(const Plan& order, const Spec& spec,
                                                Grain grain = Grain::kLayers);
 
-/// Stages that the spec names of so many; where the choice is free, all of them.
+/// Stages that the spec names; where the choice is free, all of them.
 std::vector<RecomputedStage> MostRecomputed(int stages, const Spec& spec);
 
 /// The same part of the model in other stages: they are cut evenly, or merged if one of them is
@@ -70,13 +70,13 @@ Plan GenerateOrder(const Schedule& schedule, const Spec& spec);
 /// Makes a compute order for a spec without recompute; throws Error if there is none.
 using OrderMaker = std::function<Plan(const Spec&)>;
 
-/// Plans beside it that are made of the same orders where recompute is free to choose.
+/// By-products of automatic recompute: other plans of the same orders.
 struct RecomputedBeside {
   std::optional<Plan> full;    ///< its value if all were asked for
   std::optional<Plan> layers;  ///< the shortest with as few layers as it takes; none if not known
 };
 
-/// The plan with the recompute of the spec: of the orders of so many stages that `make` gives for
+/// The plan with the recompute of the spec: of the orders of this many stages that `make` gives for
 /// the limit, for none and for costs that have R in the backward (`searched`: also with W in it),
 /// the one with the shortest step that fits, or, where none does, the one that holds least. With
 /// `beside`, single layers are for that alone. Spends `work`, if there is some. Throws Error if the

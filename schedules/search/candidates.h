@@ -32,7 +32,7 @@ struct Candidate {
 /// Stages of a candidate for the placement, which is no choice.
 int StagesOf(const Spec& spec, Placement placement);
 
-/// Why so many stages a rank are no wave, or "".
+/// Why this many stages a rank are no wave, or "".
 std::string RejectWave(int chunks);
 
 /// Why there is no candidate for this spec and its placement, or "".

@@ -167,7 +167,7 @@ class Tree {
     return choice.op != Op::BW && problem_.limit == INT64_MAX;
   }
 
-  /// Counts so many instructions.
+  /// Counts this many instructions.
   bool Over(int64_t instructions) {
     left_ -= instructions;
     unspent_ += instructions;

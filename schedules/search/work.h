@@ -23,7 +23,7 @@ class SearchWork {
   /// and must outlive it.
   SearchWork(SearchWork* whole, int64_t instructions);
 
-  /// Counts so many instructions as evaluated. False once the budget is spent or the search is to
+  /// Counts this many instructions as evaluated. False once the budget is spent or the search is to
   /// stop; then the caller ends with the best so far.
   bool Spend(int64_t instructions);
   bool spent() const { return over_ || (whole_ != nullptr && whole_->spent()); }

@@ -22,7 +22,7 @@ std::string Read(const std::string& text) {
   return Failure([&] { ReadCosts(text, "c.json"); });
 }
 
-/// A cost document with `member` beside valid stage costs.
+/// A cost document with valid stage costs and `member`.
 std::string With(const std::string& member) {
   return R"({"unit": "us", "stage": {"f": 1, "b": 1, "w": 1}, )" + member + "}";
 }

@@ -1,6 +1,6 @@
-// The way of a token to its experts and back, kernel after kernel on all members of a group, beside
-// the same way on the host. An expert multiplies its rows by a power of two of its own, so that a
-// row of the wrong expert shows and nothing is rounded.
+// The way of a token to its experts and back, kernel after kernel on all members of a group,
+// against the same way on the host. An expert multiplies its rows by a power of two of its own, so
+// that a row of the wrong expert shows and nothing is rounded.
 
 #include <doctest/doctest.h>
 

@@ -21,7 +21,7 @@
 namespace contraflow::recompute_moves_test {
 namespace {
 
-/// With so many instructions of work.
+/// With this many instructions of work.
 Plan Improve(const Plan& plan, const CostModel& costs, std::optional<int64_t> limit, Time bound,
              int64_t budget, bool freely = false) {
   SearchOptions options;

@@ -139,7 +139,7 @@ TEST_SUITE("unit") {
     const Simulation simulation = Simulate(plan, costs);
     CHECK(simulation.makespan == 8 * kOne);
     CHECK(simulation.ranks[0].busy == 8 * kOne);
-    // F of 1 beside the input of 0, and R of 0 beside that of 1.
+    // F of 1 with the input of 0 held, and R of 0 with that of 1.
     CHECK(simulation.ranks[0].peak_bytes == 110);
     CHECK(simulation.ranks[0].peak_index == 1);
     CHECK(simulation.ranks[0].peak_activations == 1);

@@ -136,7 +136,7 @@ TEST_SUITE("unit") {
         bytes += static_cast<int64_t>(holders[s].size()) *
                  (memory.parameter_bytes[s] + memory.gradient_bytes[s] + memory.optimizer_bytes[s]);
       }
-      // All devices share one GPU, of 80 GB at least, with work memory beside this.
+      // All devices share one GPU, of 80 GB at least, with work memory in addition to this.
       CHECK(bytes * shape.expert_parallel < 65'000'000'000);
     }
     const Plan published =

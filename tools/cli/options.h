@@ -77,7 +77,7 @@ CLI::Option* AddFlag(CLI::App* app, const std::string& name, bool* field, const 
 
 /// -q, which sets the verbosity; with `field` also that, for commands that then print less.
 void AddQuiet(CLI::App* app, bool* field = nullptr);
-/// -v, which does too, beside -q of the same command or alone.
+/// -v, which does too, with or without -q of the same command.
 void AddVerbose(CLI::App* app, const std::string& help, bool* field = nullptr);
 /// The help of commands for which it does no more.
 inline constexpr char kSayProgress[] = "show progress even if stderr is not a terminal";

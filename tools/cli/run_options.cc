@@ -18,7 +18,7 @@ namespace {
 
 constexpr double kMaxTimeout = 1e6;
 constexpr int kMaxSteps = 1'000'000'000;
-/// Partitions of a GPU have multiples of so many SMs.
+/// Partitions of a GPU have multiples of this many SMs.
 constexpr int kSmsStep = 8;
 
 /// A positive number of steps.

@@ -43,8 +43,8 @@ class Calibration {
   CostModel CostsForCompiler(const std::string& source) const;
   /// STEP or REDUCE of a stage; 0 if the plan has none.
   Time OfStage(Op op, int stage) const { return Of(op, stage, -1); }
-  /// A message of so many bytes: how long it fills its link, by the shortest that were copied, and
-  /// what else passes until who waits for it goes on.
+  /// A message of this many bytes: how long it fills its link, by the shortest that were copied,
+  /// and what else passes until who waits for it goes on.
   CommCost Messages(int64_t bytes) const;
 
  private:
@@ -55,7 +55,7 @@ class Calibration {
     auto operator<=>(const Key&) const = default;
   };
 
-  /// However long a training is, it remembers so many times of each instruction.
+  /// However long a training is, it remembers this many times of each instruction.
   static constexpr size_t kMostTimes = 4096;
   struct Times {
     std::vector<Time> newest;

@@ -21,7 +21,7 @@
 namespace contraflow {
 namespace {
 
-/// The compute that an exchange is counted with, since nothing runs beside it.
+/// The compute that an exchange is counted with, since nothing runs concurrently with it.
 Op ComputeOf(Op op) {
   if (op == Op::DISPATCH_F || op == Op::COMBINE_F) return Op::MLP_F;
   if (op == Op::COMBINE_B) return Op::MLP_B;
@@ -70,8 +70,8 @@ double PerParameter(const Plan& plan, const Model& model, int owned, const Calib
   return time / parameters;
 }
 
-/// Time of the messages of two copies to sum so many bytes of gradients: a half each there, and the
-/// sums back.
+/// Time of the messages of two copies to sum this many bytes of gradients: a half each there, and
+/// the sums back.
 Time MessagesOfSum(int64_t bytes, const CommCost& comm) {
   const double messages = 2 * static_cast<double>(bytes) / static_cast<double>(comm.bytes);
   return static_cast<Time>(std::llround(messages * static_cast<double>(comm.occupancy)));

@@ -27,7 +27,7 @@ struct Straggler {
 /// the other ranks' shortest, weighted by how often the rank has it; then the median of all such
 /// windows counts. The compute of only one rank compares with nothing: forwards of the first stage,
 /// which embed the text, and chunks of the last, which have the head, are kinds of their own, and
-/// so are chunks of so many layers.
+/// so are chunks of this many layers.
 class Stragglers {
  public:
   /// Slowness that may be noise, this or less.
@@ -46,7 +46,7 @@ class Stragglers {
 
  private:
   static constexpr int kWindow = 8;
-  /// However long a training is, the newest so many windows count.
+  /// However long a training is, the newest this many windows count.
   static constexpr size_t kMostWindows = 128;
 
   /// Operation, whether it embeds the text, whether its forward and its backward have the head, and

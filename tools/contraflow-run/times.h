@@ -51,7 +51,8 @@ void AddTimes(const Plan& plan, const Timeline& timeline, RunTimes* times);
 /// left of the difference to the measured ones is what the simulation does not know of.
 class Replay {
  public:
-  /// `lanes`: exchanges and REDUCE ran beside compute (on a GPU). The plan must outlive it.
+  /// `lanes`: exchanges and REDUCE ran concurrently with compute (on a GPU). The plan must outlive
+  /// it.
   Replay(const Plan& plan, bool lanes) : plan_(plan), lanes_(lanes) {}
 
   /// Remembers a step; however long a training is, the newest that fit in some megabytes count.

@@ -84,7 +84,7 @@ bool GathersAgain(const Plan& plan) {
 /// Share of its budget beyond which a search says that it took longer.
 constexpr double kOverspent = 1.5;
 
-/// Note on a search that took so many times its budget, in nanoseconds.
+/// Note on a search that took this many times its budget, in nanoseconds.
 std::string OverspentNote(double spent, int64_t budget) {
   char seconds[32];
   std::snprintf(seconds, sizeof seconds, "%.2g s", spent * static_cast<double>(budget) * 1e-9);

@@ -99,7 +99,7 @@ Time RulerStep(Time least);
 
 /// How many sides have colours of their own; then they begin again.
 inline constexpr int kSideColors = 8;
-/// The colour (0xrrggbb) of a kind of work (KindOf) on one of so many sides.
+/// The colour (0xrrggbb) of a kind of work (KindOf) on one of this many sides.
 uint32_t ColorOf(Op kind, int side, int sides);
 /// "#ffd166"
 std::string ColorText(uint32_t color);

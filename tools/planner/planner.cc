@@ -30,7 +30,7 @@ constexpr size_t kHarder = 3;
 /// Times the budget of the scan that are spent where there are fewer rows than asked for.
 constexpr int64_t kMostOver = 3;
 
-/// Work of one compilation beside a search, and for each of its cells: nanoseconds, about.
+/// Approximate work of a compilation without its search, and of each cell, in nanoseconds.
 struct CompileWork {
   int64_t once, cell;
 };
@@ -67,7 +67,7 @@ std::string QuickOf(const std::vector<std::string>& schedules) {
       schedules, {}, [](const std::string& schedule) { return WorkOf(schedule).once; });
 }
 
-/// Stages a rank that are tried beside a schedule's own where a framework has few schedules.
+/// Other stages per rank to try, if a framework has few schedules.
 constexpr int kDepths[] = {3, 4, 6, 8};
 
 class PlanSearch {

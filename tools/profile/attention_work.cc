@@ -15,7 +15,7 @@ double MeanKeys(int64_t sequence, int64_t window) {
   return w - w * w / (2 * s);
 }
 
-/// The same of one key for so many tokens.
+/// The same of one key for N tokens.
 double MeanCompressed(int64_t sequence, int64_t tokens, int64_t window) {
   return MeanKeys(std::max<int64_t>(1, sequence / tokens), window);
 }

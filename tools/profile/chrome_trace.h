@@ -22,7 +22,7 @@ struct TraceEvent {
   double end() const { return start + duration; }
 };
 
-/// Text beside the events.
+/// Text outside the events.
 struct TraceHead {
   int64_t rank = -1, world_size = -1;
   double base = 0;  ///< microseconds to add to every start

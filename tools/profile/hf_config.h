@@ -10,7 +10,7 @@ namespace contraflow {
 /// The largest config.json that is read.
 inline constexpr int64_t kMaxHfConfigBytes = 1 << 20;
 
-/// Reads the config.json that Hugging Face's transformers keep beside a model, as a list of layers
+/// Reads the config.json that Hugging Face's transformers keep with a model, as a list of layers
 /// (families.cc has the types that are known). Reads the text model of a model with an encoder,
 /// which may be in "text_config"; the encoder is among `unread`. With `like`, it is read as one of
 /// that type. Keys that say nothing about shapes are not looked at. If published configs of a

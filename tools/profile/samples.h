@@ -40,7 +40,7 @@ struct FileSamples {
   std::map<std::string, int64_t> unmapped;  ///< names that mean nothing here (AddUnmapped)
   std::vector<std::string> notes;           ///< other notes on these times
   int rank = -1, world_size = 0;            ///< -1 and 0 where it does not say
-  int layers = 0;          ///< components of so many layers make a chunk; 0: not known
+  int layers = 0;          ///< components of this many layers make a chunk; 0: not known
   bool one_stage = false;  ///< its ranges name no stage, and are of that with the rank's number
   /// Whether ranks computed nothing during a REDUCE; nothing where no computation follows one.
   std::optional<bool> reduce_blocks;

@@ -56,7 +56,7 @@ std::string LimitName(const CompareRequest& request) {
   return request.memory_limit.empty() ? "none" : request.memory_limit;
 }
 
-/// Costs of micro-batches so many times as large: times and bytes, but for latencies beside a
+/// Costs of micro-batches this many times as large: times and bytes, but for latencies with a
 /// bandwidth.
 void ScaleMicrobatch(double factor, CostModel* costs) {
   const auto scale = [factor](auto&... amounts) {

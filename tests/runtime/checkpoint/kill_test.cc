@@ -37,8 +37,8 @@ constexpr int kDevices = 4;
 
 void DieWithParent() { prctl(PR_SET_PDEATHSIG, SIGKILL); }
 
-/// Goes on from the newest checkpoint, whose step it does again, for ever, as so many processes
-/// that write beside their steps; process 0 reports every step whose checkpoint is complete.
+/// Goes on from the newest checkpoint, whose step it does again, for ever, as this many processes
+/// that write during their steps; process 0 reports every step whose checkpoint is complete.
 [[noreturn]] void Train(const std::string& directory, int report) {
   PipePeers peers(kDevices);
   int self = 0;

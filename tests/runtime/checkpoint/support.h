@@ -92,7 +92,7 @@ class PipePeers : public Peers {
   std::vector<int> ends_;
 };
 
-/// Results of so many processes, or "!" and the text of the Error; "no result" of one that was
+/// Results of this many processes, or "!" and the text of the Error; "no result" of one that was
 /// killed.
 std::vector<std::string> InProcesses(int processes,
                                      const std::function<std::string(Peers& peers)>& act);

@@ -1,4 +1,4 @@
-// Checkpoints that several processes write beside their steps.
+// Checkpoints that several processes write during their steps.
 
 #include "runtime/checkpoint/writer.h"
 

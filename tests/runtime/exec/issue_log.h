@@ -48,7 +48,7 @@ class NamedBackend : public GpuBackend {
   void Launch(std::string_view what, const Instruction& instruction, gpu::Stream stream);
 
   std::vector<int> uploads, downloads;           ///< the steps that were
-  std::vector<std::pair<int, size_t>> prepared;  ///< and prepared, when so many kernels had run
+  std::vector<std::pair<int, size_t>> prepared;  ///< and prepared, when this many kernels had run
 
  private:
   void Launch(const std::string& name, gpu::Stream stream);

@@ -27,7 +27,7 @@
 namespace contraflow::gpu_custom_test {
 namespace {
 
-/// Trains on an emulated GPU beside the serial run on the host; "" if all is equal.
+/// Trains on an emulated GPU, and compares with the serial run on the host; "" if all is equal.
 std::string Train(const Plan& plan, const GpuRunOptions& options, uint64_t seed) try {
   const contraflow_stage_api api = EmulatedStages();
   const Plan serial_plan = SerialPlan(plan);

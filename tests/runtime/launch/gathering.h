@@ -47,7 +47,7 @@ struct SocketPair {
   Socket a, b;
 };
 void SendText(const Socket& socket, const std::string& text);
-/// Exactly so many bytes.
+/// Exactly this many bytes.
 std::string ReceiveText(const Socket& socket, size_t bytes);
 /// Whatever comes until the other side closes the connection.
 std::string ReceiveRest(const Socket& socket);

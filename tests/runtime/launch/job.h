@@ -60,10 +60,10 @@ class LaunchedJob {
   /// Kills what is left of it.
   ~LaunchedJob();
 
-  /// Waits until all have ended; false if some have not after so many seconds.
+  /// Waits until all have ended; false if some have not after this many seconds.
   bool Wait(double seconds);
-  /// Waits until the outputs of all together have so many lines that begin with `start`; false
-  /// if they have not after so many seconds, or when all processes have ended without it.
+  /// Waits until the outputs of all together have this many lines that begin with `start`; false if
+  /// they have not after this many seconds, or when all processes have ended without it.
   bool WaitForLines(std::string_view start, int count, double seconds);
   /// Sends a signal to the process with this number. False if it has ended.
   bool Signal(int process, int signal);

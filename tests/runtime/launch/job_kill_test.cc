@@ -97,7 +97,7 @@ struct Trial {
     words = {plan, "--model", "tiny", "--steps"};
   }
 
-  /// Result after so many steps.
+  /// Result after this many steps.
   const Trained& Expected(int steps) {
     Trained& trained = expected[steps];
     if (trained.weights.empty()) {

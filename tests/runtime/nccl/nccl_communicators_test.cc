@@ -61,7 +61,7 @@ TEST_SUITE("unit") {
           const Plan plan = PlanOf(schedule, 2, members, replicas, 4);
           const SmUse use = UseOf(plan);
           CHECK(use.experts == (members > 1));
-          // With one stage a rank nothing computes beside sums; DualPipe has each stage twice.
+          // With one stage a rank nothing computes during sums; DualPipe has each stage twice.
           CHECK(use.sums == (stages_a_rank > 1 && (members * replicas > 1 || two_copies)));
           const SmBudget budget = BudgetOf(kSms, 1, use);
           LinkedJob job(plan, Rows::kFixed, budget);

@@ -118,7 +118,7 @@ CostModel Prepare(CompareRequest* request) {
   return published;
 }
 
-/// Half of the last digit of a multiple.
+/// Rounding of a printed multiple: half of its last digit.
 constexpr double kRounded = 0.005;
 
 /// `published`: what Prepare returned; `devices`: bytes of each rank's, empty for any.

@@ -58,8 +58,8 @@ struct CompareRow {
   std::optional<Provenance> provenance;  ///< of what was searched
   int64_t messages = 0;                  ///< between ranks, in one step
   std::optional<int64_t> message_bytes;  ///< of all of them, where the costs say
-  std::optional<int64_t> parameters;     ///< bytes of the rank that holds most, likewise
-  std::optional<int64_t> total;          ///< of all that the fullest rank holds, likewise
+  std::optional<int64_t> parameters;     ///< bytes of the rank that holds most, if the costs say
+  std::optional<int64_t> total;          ///< bytes of the fullest rank in all, if the costs say
   double memory = 0;                     ///< of activations, as a multiple of 1F1B's
   bool pairs = false;                    ///< has F&B pairs
   bool fits = true;                      ///< no rank holds more than its device or the limit

@@ -56,8 +56,8 @@ struct Report {
 /// whole share of the model.
 double ActivationsHeld(const Plan& plan, const CostModel& costs, const Simulation& run);
 
-/// The same as a multiple of what 1F1B's fullest rank holds with the same stages, neighbours merged
-/// to one a rank.
+/// Like ActivationsHeld, as a multiple of what 1F1B's fullest rank holds with the same stages,
+/// neighbours merged to one a rank.
 double MemoryOf1F1B(const Plan& plan, const CostModel& costs, const Simulation& run);
 
 /// Report::without_updates

@@ -56,8 +56,8 @@ void Add(const BoundInput& input, const RouteWork& route, size_t k, size_t count
   }
 }
 
-/// The least whole number of ticks that is not below `ticks`, nor below what it would be without
-/// the roundings of some operations for each of `count` chunks.
+/// Smallest whole number of ticks that covers `ticks` and the rounding of some operations in each
+/// of `count` chunks.
 Time Ceiling(double ticks, int64_t count) {
   return static_cast<Time>(std::ceil(ticks * (1 - 1e-15 * static_cast<double>(count + 16))));
 }

@@ -52,8 +52,9 @@ struct Bound {
 Bound ProveBound(const Plan& plan, const CostModel& costs,
                  std::optional<int64_t> memory_limit = std::nullopt);
 
-/// The same for every schedule of these routes that may recompute and offload any cells, built from
-/// F, B, W, BW, FB, R, OFFLOAD and RELOAD. A limit that not even one activation fits says nothing.
+/// Like ProveBound, for every schedule of these routes that may recompute and offload any cells,
+/// built from F, B, W, BW, FB, R, OFFLOAD and RELOAD. A limit that not even one activation fits
+/// says nothing.
 Bound BoundOfOffloaded(const Plan& frame, const CostModel& costs,
                        std::optional<int64_t> memory_limit);
 
@@ -63,9 +64,9 @@ struct StageSurroundings {
   Time head = 0, lag = 0, tail = 0;
 };
 
-/// The same from what a rank with one stage says alone, whatever stages are around it: `costs` are
-/// of that stage, without overlap between micro-batches of other routes. Throws Error if one
-/// activation does not fit the limit.
+/// Like ProveBound, from one rank with one stage, for any stages around it: `costs` are of that
+/// stage, without overlap between micro-batches of other routes. Throws Error if one activation
+/// does not fit the limit.
 Bound ProveStageBound(const CostModel& costs, int microbatches, const StageSurroundings& around,
                       std::optional<int64_t> memory_limit);
 
@@ -76,7 +77,7 @@ struct RankStage {
   StageSurroundings around;
 };
 
-/// The same from what a rank with several stages says alone, for any memory.
+/// Like ProveStageBound, for a rank with several stages and any memory.
 Time ProveRankBound(std::span<const RankStage> stages);
 
 /// The value of ProveBound for any memory.

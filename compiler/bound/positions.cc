@@ -151,7 +151,7 @@ std::map<int, std::vector<PassOfRank>> PassesOf(const RouteWork& route) {
   return passes;
 }
 
-/// Adds the times from the passes[a] on.
+/// Adds the times from passes[a] to each later pass.
 void AddFrom(const BoundInput& input, const RouteWork& route, const std::vector<PassOfRank>& passes,
              size_t a, std::vector<WorkBetween>* between) {
   const auto& [pass, stage, duration] = passes[a];
@@ -312,8 +312,8 @@ class Finder {
   size_t At(size_t s, size_t k) const { return s * size_ + k; }
   Time RestOf(size_t s) const { return input_.RestOfPosition(route_, s); }
 
-  /// The largest of what a few lists of `length` have, but for the `spared` largest; 0 where there
-  /// are none. `time(i, k)`: the k-th of list i, of lists that descend.
+  /// Returns the largest value of a few descending lists of `length`, without the `spared` largest;
+  /// 0 if none is left. `time(i, k)` is the k-th of list i.
   template <typename TimeOf>
   Time Largest(size_t lists, size_t length, size_t spared, TimeOf time) const {
     if (spared > kMostTogether || spared >= length * lists) return 0;

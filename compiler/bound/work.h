@@ -115,8 +115,8 @@ Time IdleBeforeFirstBackward(const std::vector<FirstBackwardIdle>& openings, int
 /// Keeps the larger; of equal ones the first.
 void KeepLarger(Bound* best, const Bound& bound);
 
-/// Each raises `best` if it proves more.
-/// `most_jobs`: of a kind and stage, beyond which micro-batches with about the same work are one.
+/// Raise `best` if they prove more. With over `most_jobs` jobs of a kind and stage, micro-batches
+/// with about the same work count as one.
 void RaiseByChunks(const BoundInput& input, Bound* best, size_t most_jobs = 32);
 void RaiseByOrder(const BoundInput& input, Bound* best);
 void RaiseByWindows(const BoundInput& input, Bound* best);

@@ -98,7 +98,7 @@ std::vector<std::vector<LayerShare>> ReadShares(const JsonCursor& root, Unit uni
   return shares;
 }
 
-/// Without stage costs: empty where they may be derived from components.
+/// Reads the stage costs. Empty if there are none and components may give them.
 std::vector<StageCost> ReadStages(const JsonCursor& root, Unit unit, bool may_derive,
                                   CostMending* mending) {
   const std::optional<JsonCursor> alike = root.Optional("stage");

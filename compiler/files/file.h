@@ -23,7 +23,7 @@ std::string ReadFile(const std::string& path, int64_t limit);
 /// directory, full disk) the temporary file is removed and Error names path and reason.
 void WriteFile(const std::string& path, std::string_view content);
 
-/// The same piece by piece: `write` is called once and hands the content over with `put`. An
+/// Like WriteFile, piece by piece: `write` is called once and hands the content over with `put`. An
 /// exception of `write` is passed on, and nothing is left of the file.
 using PutBytes = std::function<void(std::string_view piece)>;
 void WriteFile(const std::string& path, const std::function<void(const PutBytes& put)>& write);
@@ -173,13 +173,13 @@ class OutputFile {
 
   void Write(std::string_view text);
   void Write(std::span<const std::byte> bytes);
-  /// Whole pages of the system, to the disk without a copy in memory where its file system can.
+  /// Writes whole pages of the system, past the page cache if the file system can.
   void WriteThrough(std::span<const std::byte> pages);
   /// The permissions of a file that it is to replace.
   void SetMode(unsigned mode);
   /// Flushes it to the disk.
   void Close();
-  /// The same, and gives it this name in the place of the file that has it.
+  /// Like Close, and gives it this name in the place of the file that has it.
   void CloseAs(const std::string& path);
   /// Bytes written so far.
   int64_t size() const { return size_; }

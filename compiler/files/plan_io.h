@@ -22,7 +22,7 @@ Plan ReadPlan(std::string_view document, const std::string& place);
 /// Reads a plan file, the binary form piece by piece, or a folder with a file for each rank
 /// (ReadRankFiles). Throws Error if it cannot be read.
 Plan ReadPlanFile(const std::string& path);
-/// The same of a file that is open.
+/// Like the overload above, of a file that is open.
 Plan ReadPlanFile(InputFile* file);
 /// A plan file is refused beyond that: there is room for fifty million instructions, in
 /// the binary form for three times as many.

@@ -37,8 +37,8 @@ struct Interleaving {
 Interleaving Interleave(const MoeCost& forward, const MoeCost& backward, Chains chains,
                         size_t most_orders = size_t{1} << 17);
 
-/// The same, but a good one where that would be too many partial orders: within about 1 % of the
-/// best on rows of up to 20 layers.
+/// Like Interleave, but a good one where that would be too many partial orders: within about 1 % of
+/// the best on rows of up to 20 layers.
 Interleaving InterleaveSoon(const MoeCost& forward, const MoeCost& backward, Chains chains);
 
 /// Sets costs.stages (f, b, w, bw, fb) from costs.moe: f and b are the chains, w its compute, bw

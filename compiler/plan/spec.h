@@ -95,7 +95,7 @@ struct Offload {
   bool operator==(const Offload&) const = default;
 };
 
-/// The same of these.
+/// Reads "none", "full", "auto" or "0,3,5-7". Throws Error.
 Offload ParseOffload(std::string_view text);
 
 /// How the layers of the costs become stages.

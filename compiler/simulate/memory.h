@@ -45,7 +45,8 @@ struct MemoryFigures {
 /// sound.
 std::vector<MemoryFigures> MemoryOf(const Plan& plan, const CostModel& costs);
 
-/// The same without any activation. The plan may be a frame, which has routes and no programs.
+/// Like MemoryOf, without any activation. The plan may be a frame, which has routes and no
+/// programs.
 std::vector<MemoryFigures> FixedMemoryOf(const Plan& frame, const CostModel& costs);
 
 /// Room for activations on each rank of these routes, of devices with this many bytes, one each:

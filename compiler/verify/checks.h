@@ -405,7 +405,7 @@ void CheckShape(const Plan& plan, Findings* findings);
 bool CheckLevel(const Plan& plan, Findings* findings);
 /// "owner" "complete" "order"; fills work and copies.
 void CheckCompute(Tables* tables, Findings* findings);
-/// The same of a plan with components, and "weight-order"; fills parts and copies.
+/// Like CheckCompute, of a plan with components, and "weight-order"; fills parts and copies.
 void CheckComponents(Tables* tables, Findings* findings);
 /// "owner" "complete" "order" of OFFLOAD and RELOAD, once the work of chunks or components is
 /// placed; fills host_copies.

@@ -96,7 +96,7 @@ __device__ int PanelColumn(const GroupedSizes& sizes, const Tile& tile, int pane
   }
 }
 
-/// Each of `blocks` blocks loads its share of B, into all.
+/// Loads this block's share of B into the shared memory of all `kBlocks` blocks.
 template <int kBlocks>
 __device__ void LoadShare(unsigned char* to, const TensorMap& map, int column, int row, int matrix,
                           Mbarrier* full) {

@@ -166,7 +166,7 @@ __device__ inline int CountUpTo(const int32_t* sorted, int n, int value) {
   const int lane = Lane();
   int begin = 0;
   while (n > 0) {
-    // Each lane looks at the last of its share; those that are small enough come first.
+    // Each lane compares the last of its share; the lanes that hold are the first ones.
     const int share = CeilDiv(n, kWarp);
     const int last = (lane + 1) * share - 1;
     const bool small = last < n && sorted[begin + last] <= value;

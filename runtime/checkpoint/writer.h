@@ -37,8 +37,8 @@ class Snapshot {
  public:
   /// Copies the blocks; takes memory only where they have changed since the last time.
   void Take(int step, int shard, std::span<const StateBlock> state);
-  /// The same of blocks in the memory of devices: begins to copy, and `then` is called when all is
-  /// here (StateCopies::Begin).
+  /// Like the overload above, of blocks in the memory of devices: begins to copy, and `then` is
+  /// called when all is here (StateCopies::Begin).
   void Take(int step, int shard, std::span<const StateBlock> state, StateCopies& copies,
             std::function<void()> then);
 

@@ -196,7 +196,7 @@ void Executor::Execute(size_t first, size_t end) {
   StartOffloads(first);
 }
 
-/// In their order, those whose forward has ended with this instruction or before.
+/// Starts, in their order, the OFFLOADs whose forward has ended.
 void Executor::StartOffloads(size_t index) {
   for (; next_offload_ < offloads_.size() && offloads_[next_offload_].forward <= index;
        ++next_offload_) {

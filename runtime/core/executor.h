@@ -46,7 +46,7 @@ class Backend {
   /// The gradients of the experts that this member of the expert group owns, to be summed over
   /// replicas and holders that are the same member. Empty where `Gradients` has them all.
   virtual std::span<float> ExpertGradients(int /*stage*/) { return {}; }
-  /// STEP.
+  /// Runs STEP of a stage.
   virtual void OptimizerStep(int stage) = 0;
 
   /// Starts an OFFLOAD or RELOAD, which overlaps the following instructions, after the copies in
@@ -117,7 +117,8 @@ class Executor {
   // Needs by instruction: the messages that it waits for, its own transfer if it is one, and when
   // it ran.
   std::vector<std::vector<size_t>> needs_;
-  std::vector<CopiesBefore> copies_;  // likewise; empty where nothing is offloaded
+  std::vector<CopiesBefore>
+      copies_;  // copies before each instruction; empty if no stage is offloaded
   struct OffloadPlace {
     size_t forward, index;
   };

@@ -44,11 +44,11 @@ class Gpu {
   /// 4096-aligned device memory that lives as long as the Gpu; its bytes are undefined. Throws
   /// with how much was asked for and how much is free.
   virtual std::byte* Allocate(size_t bytes) = 0;
-  /// The same, but it lives as long as somebody has it, within the life of the Gpu.
+  /// Like Allocate, with shared ownership within the life of the Gpu.
   virtual std::shared_ptr<std::byte> NewDeviceMemory(size_t bytes) = 0;
-  /// Memory of the host that the device can copy from and to, likewise.
+  /// Like Allocate, in pinned memory of the host.
   virtual std::byte* AllocateHost(size_t bytes) = 0;
-  /// The same, but it lives as long as somebody has it, with the Gpu or without.
+  /// Like AllocateHost, with shared ownership that may outlive the Gpu.
   virtual std::shared_ptr<std::byte> NewHostMemory(size_t bytes) = 0;
 
   /// The event now stands for all that was given to the stream so far. Waiting for an event that

@@ -51,8 +51,9 @@ MatmulChoices ChooseMatmuls(const std::string& path, const std::vector<gpu::Matm
                             Gpu& gpu, gpu::Stream stream, int sms,
                             const std::function<void()>& moves = {});
 
-/// The same in a job, where all processes take what one has chosen: `leads` says which, `broadcast`
-/// gives its text to all. Throws Error where a process has another kind of GPU or library.
+/// Like ChooseMatmuls, in a job, where all processes take what one has chosen: `leads` says which,
+/// `broadcast` gives its text to all. Throws Error where a process has another kind of GPU or
+/// library.
 MatmulChoices ChooseMatmulsForAll(const std::string& path,
                                   const std::vector<gpu::MatmulShape>& products, Gpu& gpu,
                                   gpu::Stream stream, int sms, bool leads,

@@ -73,7 +73,7 @@ class GpuProducts {
   /// dx[T x in] = dy[T x out] w^T.
   void LinearBackwardInput(GpuLane at, const gpu::Bf16* dy, const gpu::Bf16* w, int in, int out,
                            gpu::Bf16* dx) const;
-  /// The same added to dx: the gradient through the router.
+  /// Like LinearBackwardInput, added to dx: the gradient through the router.
   void LinearBackwardInputAdd(GpuLane at, const gpu::Bf16* dy, const gpu::Bf16* w, int in, int out,
                               gpu::Bf16* dx) const;
   /// dw[in x out] += x^T dy, in fp32.

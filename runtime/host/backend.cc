@@ -171,7 +171,7 @@ void HostBackend::Do(const Instruction& i, Stage* stage, const LayerViews<float>
     stage->ExpertsForward(layer, v);
   } else if (op == Op::COMBINE_F) {
     exchange_.Run(i, v);
-    // A value that the next stage was sent is not made again.
+    // R does not make the output again, which the next stage has received.
     if (again && v.z == nullptr) return;
     stage->CombineForward(v);
   } else if (op == Op::COMBINE_B) {

@@ -56,7 +56,7 @@ std::vector<StageCopy> CopiesOf(const Plan& plan, Run& run);
 /// once. Among the copies of a stage, that is the one of replica 0 on its first holder; of
 /// parameters that every member of an expert group has, member 0's.
 std::vector<StateBlock> SavedState(const Plan& plan, Run& run);
-/// The same where it is (StageHolder::StateAt), for who has copies of the run (NewCopies).
+/// Like SavedState, where it is (StageHolder::StateAt), for who has copies of the run (NewCopies).
 std::vector<StateBlock> StateToSave(const Plan& plan, Run& run);
 
 /// Everything that this process has of a run, every copy of it.

@@ -89,7 +89,7 @@ class BasicStage {
   /// The gradients that all members of an expert group have, and those of the owned experts.
   std::span<T> dense_gradients() { return gradients().first(layout_.dense); }
   std::span<T> expert_gradients() { return gradients().subspan(layout_.dense); }
-  /// The optimizer's first and second moments, likewise.
+  /// First and second moments of the optimizer, in the same layout.
   std::span<T> first_moments() { return m_; }
   std::span<T> second_moments() { return v_; }
   std::span<const ParameterBlock> blocks() const { return layout_.blocks; }

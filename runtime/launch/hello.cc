@@ -171,7 +171,7 @@ Claim Recognize(Socket* stream, const MeetingPoint& point, Clock::time_point dea
   Digest proof;
   stream->ReadAll(BytesOf(proof), deadline);
   if (!SameSecretly(proof, ProofOf(Side::kConnects, point.secret, hello, answer))) {
-    // No proof, so that the other side need not try again.
+    // Sends zeros in place of a proof, so that the other side does not retry.
     proof = {};
     stream->WriteAll(BytesOf(proof), deadline);
     throw Error("does not know the secret of this job");

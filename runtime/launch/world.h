@@ -16,7 +16,7 @@ struct World {
   int local_rank = 0;          ///< among those of this machine; -1 if the launcher does not say
   bool one_machine = false;    ///< the launcher says that all processes are on this one
   std::string master_address;  ///< where rank 0 can be reached; "" if the launcher does not say
-  int master_port = 0;         ///< 0 likewise
+  int master_port = 0;         ///< 0 if the launcher does not say
   std::string job;             ///< the launcher's name of the job; "" if it has none
 };
 

@@ -50,8 +50,8 @@ struct Dataset {
 /// sequence and the token after it, or has tokens beyond the model's vocabulary.
 Dataset ReadDataset(const std::string& path, const Model& model);
 
-/// Takes the last part of the data, a `fraction` of its tokens, away and returns it. Throws Error
-/// if either is too short then.
+/// Removes the last `fraction` of the tokens and returns it. Throws Error if either part is then
+/// too short.
 Dataset HoldOut(double fraction, const Model& model, Dataset* dataset);
 
 /// The sequences of one micro-batch of one device, drawn from anywhere in the data by (seed, step,

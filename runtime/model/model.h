@@ -61,8 +61,8 @@ void CheckModel(const Model& model, const std::string& place);
 /// and expert groups of this many members. Throws Error if they do not fit the model: a stage would
 /// have no layer, or not as many as it must have, or the members not as many experts each.
 Model SettleModel(Model model, int stages, int layers = 0, int members = 1);
-/// The same for the host, which has all of the model in one memory. Throws Error, too, if it would
-/// need absurd amounts of that. (For GPUs: FitGpuModel, runtime/model/gpu_views.h.)
+/// Like SettleModel, for the host, which has all of the model in one memory. Throws Error, too, if
+/// it would need absurd amounts of that. (For GPUs: FitGpuModel, runtime/model/gpu_views.h.)
 Model FitModel(Model model, int stages, int layers = 0, int members = 1);
 
 /// The model with the layers that a plan of components has, where its stages have unlike numbers of

@@ -113,8 +113,8 @@ ValueBytes BytesOfValues(const LayerShape& shape);
 /// (FitModel).
 MemoryCost FootprintOf(const Model& model, int stages, int layers, int expert_parallel);
 
-/// The same for a model that is fitted already, values of these bytes, and this many bytes for each
-/// weight.
+/// Like FootprintOf, for a model that is fitted already, values of these bytes, and this many bytes
+/// for each weight.
 MemoryCost FootprintWith(const Model& fitted, int stages, int expert_parallel,
                          const ValueBytes& values, int64_t weight_bytes = sizeof(float));
 

@@ -10,7 +10,7 @@
 namespace contraflow {
 namespace {
 
-/// Slices begin at multiples of this many elements, for loads of 16 bytes.
+/// Alignment of slices in elements, for loads of 16 bytes.
 constexpr size_t kWidth = 4;
 
 /// Start of slice `place` of `count`.

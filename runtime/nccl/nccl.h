@@ -25,10 +25,10 @@ struct NcclCommOptions {
   int max_ctas = 1;  ///< most CTAs of its kernels, one a SM; a power of two
 };
 
-/// The part of NCCL that is used, for one process and its GPU. Communicators are non-blocking: what
-/// is asked of one goes on after the call until Ready says so, and nothing else may be asked of
-/// it, nor an event recorded after it, before. All calls but Abort are made by the issuing thread.
-/// Whatever fails throws Error with what NCCL says and, where it is known, the remedy.
+/// Interface to NCCL for one process and its GPU. Communicators are non-blocking: a call may still
+/// be in progress when it returns. Until Ready, no other call and no event may follow it. The
+/// issuing thread makes all calls but Abort. A failure throws Error with the message of NCCL and,
+/// if known, a remedy.
 class Nccl {
  public:
   virtual ~Nccl() = default;

@@ -31,8 +31,8 @@ class OrderGraph {
     size_t high() const { return static_cast<size_t>(std::max(from, to)); }
   };
 
-  /// The order must run and fit. The problem must outlive it. With a draw (noise.h) everything
-  /// takes as long as that says.
+  /// The order must run and fit. The problem must outlive the graph. A draw (noise.h) replaces the
+  /// durations.
   OrderGraph(const SearchProblem& problem, const Order& order, const NoiseDraw* draw = nullptr);
 
   /// True if makespans are those of Evaluate: messages do not queue.

@@ -86,7 +86,7 @@ Order UnfoldOrder(const SearchProblem& problem, const Order& folded) {
   const auto half = static_cast<int32_t>(folded.size());
   Order order(static_cast<size_t>(stages));
   for (size_t r = 0; r < order.size() / 2; ++r) {
-    // Stages of the first half are on this rank on the first route, the others on the second.
+    // On this rank, stages of the first half are on the first route, the others on the second.
     order[r] = Renamed(folded[r], [&](int32_t s) { return s < half ? s : stages + s; });
     order[order.size() - 1 - r] =
         Renamed(folded[r], [&](int32_t s) { return s < half ? stages + s : s; });
@@ -202,7 +202,7 @@ std::optional<Order> Extend(const SearchProblem& problem, const Order& order, in
   }
   std::optional<Order> best;
   Time least = 0;
-  // Chunks that start before a moment stay, later ones are put off as a whole.
+  // Chunks that start before the cut stay; later ones are delayed as a whole.
   for (int cut = 0; cut < kCuts; ++cut) {
     const Time moment = run->makespan() / (3 * kCuts) * (kCuts + cut);
     Order longer = order;

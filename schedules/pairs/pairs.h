@@ -50,7 +50,7 @@ std::optional<Order> Extend(const SearchProblem& problem, const Order& order, in
 /// where there are fewer micro-batches than stages.
 std::optional<Order> UnlimitedPhases(const SearchProblem& problem);
 
-/// The same; nothing where a rank would hold more than the limit, too.
+/// Like UnlimitedPhases; nothing where a rank would hold more than the limit, too.
 std::optional<Order> PhaseOrder(const SearchProblem& problem);
 
 /// Event-driven: every rank runs its forwards, backwards and pairs in the order given, and weight
@@ -98,7 +98,7 @@ std::optional<PairMove> DrawMove(const ActionList& list, std::mt19937_64* random
 std::optional<SearchResult> ImprovePairs(const SearchProblem& problem, Time bound, uint64_t seed,
                                          int64_t budget, SearchWork* work, SearchResult* best);
 
-/// The same from `best` alone, of which more is made than by beginning anew.
+/// Like ImprovePairs, from `best` alone, of which more is made than by beginning anew.
 void GoOnWithPairs(const SearchProblem& problem, Time bound, uint64_t seed, int64_t budget,
                    SearchWork* work, SearchResult* best);
 

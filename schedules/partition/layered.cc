@@ -33,11 +33,11 @@
 namespace contraflow {
 namespace {
 
-/// Part of what a partition is judged, for that of the one which needs least memory.
+/// 1/8 of the evaluations of a partition are for the one with least memory.
 constexpr int64_t kMinMemoryShare = 8;
-/// Likewise, to look for the one whose fullest rank holds least.
+/// 1/4 of the evaluations are for the one whose fullest rank holds least.
 constexpr int kLightestShare = 4;
-/// Part of the budget that the bound for any partition may take.
+/// The bound for any partition may take 1/2 of the budget.
 constexpr int64_t kBoundShare = 2;
 
 }  // namespace

@@ -50,8 +50,7 @@ namespace contraflow {
 namespace {
 
 constexpr Time kUnreached = std::numeric_limits<Time>::max();
-/// Choices that are looked at closely, beyond which the others are not: of a search one for N
-/// nanoseconds of its budget, and none on more ranks.
+/// Budget of close looks at choices: one for each kEachClose nanoseconds of the search.
 constexpr int64_t kEachClose = 160'000, kMostClose = 2'000'000;
 constexpr int kMostRanksClose = 64;
 /// Makespans that are asked about.

@@ -94,8 +94,7 @@ bool IsMoe(const LayerCost& layer);
 /// True if some layer has components.
 bool HasComponents(const std::vector<LayerCost>& layers);
 
-/// True if stages that are made of the layers know what their parts take and hold
-/// (CostModel::knows_parts).
+/// True if stages of these layers have the times and bytes of their parts (CostModel::knows_parts).
 bool KnowParts(const CostModel& costs);
 
 /// Gives costs that were made of the layers in this partition (LayerStages::Make) the components

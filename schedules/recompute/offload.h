@@ -17,10 +17,10 @@ namespace contraflow {
 /// stay.
 Plan OffloadStages(Plan order, const CostModel& costs, const std::vector<int>& stages);
 
-/// The same for as few cells as it takes to make each rank hold no more than its limit (of all
-/// ranks, in what MemoryLimit counts). If a rank would hold too much, that which waits longest for
-/// its backward goes, if it can be gone by then. Ranks that nothing makes fit are left as they come
-/// closest.
+/// Like OffloadStages, for as few cells as it takes to make each rank hold no more than its limit
+/// (of all ranks, in what MemoryLimit counts). If a rank would hold too much, that which waits
+/// longest for its backward goes, if it can be gone by then. Ranks that nothing makes fit are left
+/// as they come closest.
 Plan OffloadToFit(const Plan& order, const CostModel& costs, const std::vector<int64_t>& limits);
 
 /// An offloaded plan whose order, copies and, with `recompute`, R of single cells are searched

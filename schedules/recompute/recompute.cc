@@ -204,7 +204,7 @@ struct Best {
   bool BetterThan(const std::pair<int64_t, Time>& other) const { return plan && worth <= other; }
 };
 
-/// Orders that one takes as long as to evaluate to which R is put in and moved.
+/// Work of an order with R, in evaluations of a plain order.
 constexpr int64_t kOrdersOfVariant = 16;
 
 /// Plans of an order with different stages recomputed, each made once.
@@ -271,7 +271,7 @@ class Variants {
     return Best{std::move(plan), {held, run.makespan}, run.makespan};
   }
 
-  /// Time for which the busiest rank computes.
+  /// Compute time of the busiest rank.
   Time BusyTime(const Plan& plan) const {
     Time busiest = 0;
     for (const Program& program : plan.programs) {

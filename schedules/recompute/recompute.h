@@ -22,7 +22,7 @@ struct RecomputedStage {
 /// The plan of a compute order with an R directly before the B, BW or FB of every chunk of these
 /// stages (ascending). None of them may have one yet.
 Plan RecomputeStages(Plan plan, const std::vector<RecomputedStage>& stages);
-/// The same of as much of each.
+/// Like RecomputeStages, of as much of each.
 Plan InsertRecompute(Plan plan, const std::vector<int>& stages, const RecomputeExtent& extent = {});
 
 /// How a free choice may take stages: all of their layers or none, or as few of the first ones as

@@ -92,7 +92,7 @@ T Scaled(T value, int expert) {
   }
 }
 
-/// The experts of a member do their work.
+/// Runs the experts of a member.
 template <typename T>
 void RunExperts(const ExchangeShape& shape, int member, const std::vector<int32_t>& first,
                 std::vector<T>* rows) {

@@ -90,7 +90,7 @@ CLI::Option* AddJson(CLI::App* app, bool* field);
 /// if they cannot be read.
 bool Parse(CLI::App* app, const std::vector<std::string>& words);
 
-/// The same for options alone, such as "--ranks=4", that come from no command line.
+/// Like Parse, for options alone, such as "--ranks=4", that come from no command line.
 void ParseOptions(const std::vector<std::string>& words,
                   const std::function<void(CLI::App* app)>& add);
 

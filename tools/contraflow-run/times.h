@@ -81,7 +81,8 @@ struct ComparedTimes {
 /// across machines; then makespan, bubble ratio and gap to the bound.
 std::string FormatTimes(const Plan& plan, const ComparedTimes& times);
 
-/// The same as members "unit", "kinds", "bubble_ratio", "makespan" and "gap" of a document.
+/// Like FormatTimes, as members "unit", "kinds", "bubble_ratio", "makespan" and "gap" of a
+/// document.
 void TimesToJson(const Plan& plan, const ComparedTimes& times, Json* document);
 
 struct Plan;
@@ -101,7 +102,7 @@ std::vector<RankArenas> ArenasOf(const Plan& plan, Run& run, Job& job);
 /// Bytes of a device of each rank, arena by arena, and of all together predicted and allocated.
 std::string FormatArenas(const std::vector<RankArenas>& ranks);
 
-/// The same as a member "arenas" of a document.
+/// Like FormatArenas, as a member "arenas" of a document.
 void ArenasToJson(const std::vector<RankArenas>& ranks, Json* document);
 
 }  // namespace contraflow

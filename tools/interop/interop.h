@@ -74,14 +74,14 @@ Plan ReadTorchCsv(std::string_view text, const std::string& place, TorchCsvNotes
 /// Costs under which the added backwards take no time. Throws Error for costs of components.
 CostModel CostsOfForwards(CostModel costs, const std::string& place);
 
-/// The first forward of the last stage that is out of turn: PyTorch keeps the losses in the order
-/// of these forwards and takes that of a micro-batch by its number, so that they must ascend.
-/// Returns nothing where they do. The plan has one route.
+/// Returns the first forward of the last stage that is out of order, or none. PyTorch keeps losses
+/// in the order of these forwards and indexes them by micro-batch, so they must ascend. The plan
+/// has one route.
 std::optional<Finding> LossOutOfTurn(const Plan& plan);
 /// Throws Error with its place in the CSV where there is one.
 void RequireLossesInTurn(const Plan& plan, const std::string& place);
 
-/// The same without messages and marks: a plan of level compute.
+/// Returns the plan without messages and marks, at level compute.
 Plan WithoutMessages(Plan plan);
 
 /// Room for a hundred million cells.

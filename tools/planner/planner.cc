@@ -367,7 +367,7 @@ class PlanSearch {
   PlannerResult result_;
   bool deep_ = false;      // more stages a rank are tried
   std::string flaw_;       // why the framework does not run a configuration
-  std::string plan_flaw_;  // likewise of a plan that was made
+  std::string plan_flaw_;  // reason why the framework does not run a plan
   bool flawed_ = false;    // it does not run a plan of this configuration
   Time best_ = INT64_MAX;
   int64_t spent_ = 0;          // of the budget

@@ -33,7 +33,7 @@ std::string_view Name(WorkKind kind);
 
 using Efficiencies = std::array<double, kWorkKinds>;  ///< by WorkKind
 
-/// Assumptions where nothing is known of the GPU. The values of bf16 are those of large matmuls in
+/// Defaults for GPUs without measurements. The values of bf16 are those of large matmuls in
 /// training. With the values of fp8, a dense layer is 1.3 to 1.45 times as fast, as is published.
 /// Experts in fp8, memory and all-to-all are fitted to DeepSeek's training trace
 /// (tests/tools/profile), where matmuls reach 0.35 and attention 0.34 during communication.

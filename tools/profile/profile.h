@@ -53,7 +53,7 @@ struct ProfiledCosts {
 /// Reads a file, packed with gzip or not; "-" is standard input. Throws Error for one that cannot
 /// be read, is over its limits or in none of the forms.
 FileSamples ReadProfile(const std::string& path, const ProfileOptions& options);
-/// The same of its content.
+/// Like ReadProfile, of its content.
 FileSamples ReadProfileText(std::string_view text, const std::string& place,
                             const ProfileOptions& options);
 

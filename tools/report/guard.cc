@@ -213,7 +213,7 @@ class Judgement {
   std::vector<LimitResult> results_;
 };
 
-/// Text of an XML attribute, whose lines stay apart.
+/// Escapes an XML attribute and keeps its line breaks.
 std::string Attribute(std::string_view text) {
   std::string escaped = EscapeMarkup(text);
   for (size_t at = 0; (at = escaped.find('\n', at)) != std::string::npos;) {

@@ -23,7 +23,7 @@ struct Table {
 /// first.
 std::string FormatTable(const Table& table, std::optional<int> width = OutputWidth());
 
-/// The same as a table of HTML.
+/// Like FormatTable, as a table of HTML.
 std::string FormatHtml(const Table& table);
 
 /// Text for XML, SVG and HTML: plain, with & < > and quotes as entities.

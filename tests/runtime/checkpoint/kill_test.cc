@@ -81,7 +81,7 @@ std::string WrongWith(const std::string& directory, int least) {
   return "";
 }
 
-/// The names in the folder that are none of a complete checkpoint.
+/// Names in the folder that belong to no complete checkpoint.
 std::string Rubbish(const std::string& directory) {
   std::string rubbish;
   for (const std::string& name : NamesInFolder(directory)) {

@@ -131,8 +131,8 @@ struct Issue : IssueOver<NamedBackend> {
 /// all joined at the end. Returns the first thing that is not so, or "".
 std::string FlawOfIssue(const Plan& plan, std::span<const GpuCall> log);
 
-/// The same of what has run: every kernel of every instruction once, after what its `after` names,
-/// what stands before it on its lane, and the beginning of its device's step.
+/// Like FlawOfIssue, of what has run: every kernel of every instruction once, after what its
+/// `after` names, what stands before it on its lane, and the beginning of its device's step.
 std::string FlawOfExecution(const Plan& plan, const Executed& executed);
 
 }  // namespace contraflow

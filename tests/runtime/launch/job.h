@@ -76,7 +76,7 @@ class LaunchedJob {
   std::string Err(int process) const;
   /// The outputs and errors of all.
   std::string Everything() const;
-  /// The same with the end of each process, for failed checks.
+  /// Like Everything, with the end of each process, for failed checks.
   std::string Story() const;
 
  private:

@@ -221,7 +221,7 @@ MeetingPoint PointOf(int rank, const std::string& secret, Milliseconds patience)
   return point;
 }
 
-/// How the host's meeting ends whose only guest writes the script.
+/// Result of the host's meeting with one peer that follows the script.
 std::string HostSays(const Script& script, const std::string& secret, Milliseconds patience) {
   MeetingPoint point = PointOf(0, secret, patience);
   std::promise<Address> listens;

@@ -229,7 +229,7 @@ TEST_SUITE("unit") {
     CHECK(Contains(all[0].error, "two processes claim to be rank 2: one comes from 127.0.0.1:"));
     CHECK(Contains(all[0].error, "; give every process its own number"));
     CHECK(all[0].seconds < kPlenty / 2000);
-    // Everyone is told.
+    // All processes get the error.
     CHECK(all[1].error == all[0].error);
     CheckTold(rank1, all[0].error);
     CheckTold(rank2, all[0].error);

@@ -224,7 +224,7 @@ TEST_SUITE("unit") {
       std::mt19937_64 random(3);
       for (int round = 0; round < 300; ++round) {
         const Socket socket = Connect(at, Soon());
-        // Never one that is let in.
+        // A valid handshake never results.
         std::string bytes = Hello{}.Bytes() + Noise(&random, random() % 100);
         for (uint64_t edits = random() % 8; edits > 0; --edits) {
           bytes[random() % bytes.size()] = static_cast<char>(random());

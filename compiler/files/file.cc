@@ -79,7 +79,7 @@ int WriteAll(int fd, std::string_view content) {
   return 0;
 }
 
-/// 0, or why what was written may be lost.
+/// Returns 0, or the errno with which written data may be lost.
 int Sync(int fd) {
   while (fsync(fd) != 0) {
     // Some file systems have nothing to flush.

@@ -108,8 +108,8 @@ class Writer {
     });
   }
 
-  /// An instruction that takes memory waits for the first n OFFLOADs, the last of them on their
-  /// lane; where lanes are shared it may begin before some are written.
+  /// Makes an instruction that takes memory wait for the first n OFFLOADs, by the last of them on
+  /// their lane. With shared lanes, some of them may not be written yet.
   static void Gone(const RankState& rank, int count, Instruction* i) {
     const auto last = std::find_if(rank.written.rbegin(), rank.written.rend(),
                                    [count](const auto& offload) { return offload.first < count; });

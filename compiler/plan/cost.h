@@ -349,7 +349,7 @@ std::string FlawOf(const MoeCost& cost, Unit unit);
 void CheckStageCosts(const CostModel& costs);
 
 /// Throws Error if durations contradict each other, or if the costs do not fit a plan of this size:
-/// number of stages and micro-batch factors. The latter say where, a JSON path after `place`.
+/// number of stages and micro-batch factors. The latter errors have a JSON path after `place`.
 void CheckCosts(const CostModel& costs, int stages, int microbatches,
                 std::string_view place = "`costs`: ");
 

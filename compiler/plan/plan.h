@@ -151,7 +151,7 @@ inline bool EndsBackward(const Instruction& i) { return i.op == Op::ATTN_B && i.
 /// layers, costs and all that was made of them.
 Plan FrameOf(const Plan& plan);
 
-/// Gives a plan the layers that its costs have: all stages alike, or of each its own.
+/// Sets the layers of a plan from its costs: the same for all stages, or one list a stage.
 void SetLayers(const CostModel& costs, Plan* plan);
 /// Throws Error if a plan has components of other layers than the costs.
 void CheckLayers(const Plan& plan, const CostModel& costs);

@@ -98,7 +98,7 @@ struct Offload {
 /// Reads "none", "full", "auto" or "0,3,5-7". Throws Error.
 Offload ParseOffload(std::string_view text);
 
-/// How the layers of the costs become stages.
+/// Choice of how layers become stages.
 struct PartitionChoice {
   enum class Kind : uint8_t {
     kAuto,  ///< the shortest step that is found

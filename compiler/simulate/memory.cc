@@ -223,7 +223,7 @@ void Place(const std::vector<Slot>& slots, size_t instructions, MemoryFigures* f
   }
 }
 
-/// The changes of rank r in the order of time, given when its instructions run.
+/// Memory changes of rank r in order of time, from the times of its instructions.
 std::vector<MemoryChange> ChangesOf(const Program& program, const std::vector<Span>& spans,
                                     Lives* lives) {
   std::vector<MemoryChange> changes;

@@ -16,8 +16,8 @@ inline constexpr size_t kGatheredStages = 2;
 
 /// Bytes of one rank (of one device, where a rank is a group of them) before anything runs.
 struct MemoryFigures {
-  /// Bytes of all copies of stages that the rank holds; none where the costs do not say. Replicas
-  /// that share them (MemoryCost::zero) hold a part each.
+  /// Bytes of all copies of stages that the rank holds; none if the costs do not say. Replicas that
+  /// share them (MemoryCost::zero) hold a part each.
   std::optional<int64_t> parameters, gradients, optimizer;
   /// Bytes of whole stages that are put together from the parts at a time: kGatheredStages of them.
   int64_t gathered = 0;

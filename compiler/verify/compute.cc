@@ -17,7 +17,7 @@ std::string Text(Op op, int stage, int microbatch) {
   return ToString(CellOp(op, stage, microbatch));
 }
 
-/// Walks the programs and notes where everything stands.
+/// Walks the programs and records the place of each instruction.
 class Placer : Placing {
  public:
   using Placing::Placing;

@@ -245,7 +245,7 @@ struct Present {
   IssuePlace place;
 };
 
-/// Whether `b`, which comes next, meets `a`.
+/// True if `b`, the next in order, is posted together with `a`.
 bool Together(Work work, const Present& a, const Present& b) {
   switch (work) {
     case Work::kSend:

@@ -37,8 +37,8 @@ void Pull(gpu::Stream stream, const ExchangePart& part, const gpu::ExchangePeers
 /// Instructions of one device on a GPU: work that is given to a stream, and the memory that
 /// messages and exchanges move. Everything but Upload, Download and Results may be captured once
 /// and replayed for every step, so nothing in it depends on the step, waits, or allocates. Used by
-/// the issuing thread. A step may be given to the GPU before the one ahead of it is done, but never
-/// before the one ahead of that is.
+/// the issuing thread. A step may be issued while the one before it runs, but only after the one
+/// before that has ended.
 class GpuBackend {
  public:
   virtual ~GpuBackend() = default;

@@ -50,9 +50,9 @@ class GpuProducts {
   /// Lanes that compute at the same time: compute, all-to-all. Attention is on the first only.
   static constexpr size_t kLanes = 2;
 
-  /// For `compute_sms` SMs; of a model that is checked (FitGpuModel). Products without a choice go
-  /// by the estimate of the library, experts without one by single blocks. Returns once all is in
-  /// place.
+  /// For `compute_sms` SMs; the model must be checked (FitGpuModel). Products without a choice use
+  /// the estimate of the library; experts without one use single blocks. Returns when the setup is
+  /// done.
   GpuProducts(const LayerShape& shape, Gpu& gpu, gpu::Stream setup, int compute_sms,
               const MatmulChoices& choices = {});
 

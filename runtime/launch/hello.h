@@ -12,7 +12,7 @@
 
 namespace contraflow {
 
-/// A meeting of the processes of a job, as one of them knows it.
+/// Facts that a process needs to meet the others of its job.
 struct MeetingPoint {
   int rank = 0, size = 1;
   /// The address at which rank 0 listens, and to which the others come. For rank 0 the port may be

@@ -23,7 +23,7 @@ class LinkSet {
   LinkSet(const LinkSet&) = delete;
   ~LinkSet();
 
-  /// The watch must outlive the thread. Throws Error where the system has no room for one.
+  /// The watch must outlive the thread. Throws Error if the system cannot start a thread.
   void Start(Watch* watch);
   /// Ends the thread, which writes the rest for a second at most.
   void Stop();

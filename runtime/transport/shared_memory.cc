@@ -77,8 +77,8 @@ struct SharedMemory::Head {
   bool operator==(const Head&) const = default;
 };
 
-/// A word for futex(2), which takes any value: a semaphore of the C library ends a process that
-/// finds one it has not written.
+/// A futex(2) word, which may have any value. A C library semaphore would abort on a value that
+/// another process has damaged.
 struct alignas(128) SharedMemory::WakeFlag {
   std::atomic<uint32_t> asleep;
 };

@@ -48,7 +48,7 @@ class Wire {
   virtual Status Test(int ticket) = 0;
   /// Makes progress on everything; never waits. Throws like Test.
   virtual void Poll() = 0;
-  /// Waits a little, at most some milliseconds, until something may have changed.
+  /// Sleeps until a change is possible, at most some milliseconds.
   virtual void Pause() = 0;
   /// The caller is about to wait for a process, at an instruction; -1: no longer.
   virtual void Waits(int process, const Instruction& at);

@@ -84,7 +84,7 @@ bool WireTransport::Test(size_t place) {
   pending_.erase(pending_.begin() + static_cast<std::ptrdiff_t>(place));
   if (!IsSend(transfer->instruction.op)) {
     Check(*transfer, status.label);
-    // Before its label came there was nothing to transfer.
+    // The transfer starts with the arrival of its label.
     transfer->start = std::max(transfer->start, status.begun);
   }
   transfer->end = Clock::now();
@@ -253,7 +253,7 @@ Clock::time_point WireTransport::Sum(const Instruction& reduce, Over over,
     }
   };
   return AbortIfFails([&] {
-    // To every part its share of the elements; then the sum of this one's share, back.
+    // Sends each member its share of the elements, then returns the sum of this member's share.
     if (scratch_.size() < own.size() * (count - 1)) scratch_.resize(own.size() * (count - 1));
     shares_.assign(count, own);
     const Clock::time_point last = Round(

@@ -177,7 +177,7 @@ class LayerShape : public Shape {
       if (again.size() == kMostAgain) break;
       if (std::ranges::count(again, one.partition) == 0) again.push_back(one.partition);
     }
-    // The shorter the step, the more partitions the bound for any finds worse.
+    // A shorter step lets the bound for any partition exclude more of them.
     const auto add = [&](Partition balanced) {
       if (balanced.empty() || std::ranges::count(again, balanced) > 0) return;
       again.push_back(std::move(balanced));

@@ -159,7 +159,7 @@ Time OrderSearch::LookAtAll(const Seeds& seeds, Time bound, SearchWork* work, Se
     found->from = "exact search";
   }
   if (exact.complete) return found->makespan;
-  // A schedule that mixes the order of micro-batches is no order to go on from.
+  // The search cannot continue from a schedule that mixes the order of micro-batches.
   const std::optional<Order> order = ToOrder(seeds.problem, *plan);
   if (!order) return bound;
   found->order = *order;

@@ -203,7 +203,7 @@ void RecomputeSearch::OfferSerial(SearchWork* work) {
   offer(all, &full_);
 }
 
-/// Moves the instructions of the best.
+/// Offers the best plan with its instructions moved.
 void RecomputeSearch::OfferMoved(const Candidate& candidate, int64_t budget, Freedom freedom,
                                  SearchWork* work, std::optional<FoundPlan>* best) {
   if (budget == 0 || !*best || Done(*best)) return;

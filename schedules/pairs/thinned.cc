@@ -64,7 +64,7 @@ Order Without(const SearchProblem& more, const Order& order, const LeftOut& left
   return thinned;
 }
 
-/// UnlimitedPhases, or what it unfolds to.
+/// Returns UnlimitedPhases, unfolded if the problem was folded.
 std::optional<Order> PhasesOf(const SearchProblem& problem) {
   if (problem.frame.routes.size() == 1) return UnlimitedPhases(problem);
   const std::optional<SearchProblem> folded = Fold(problem);

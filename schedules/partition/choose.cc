@@ -177,7 +177,7 @@ Partition ImprovePartition(Partition partition, const PartitionJudge& judge, int
   --most;
   // A layer goes over one end of a stage or, where that alone is worse, through others.
   const auto stages = static_cast<int>(partition.size());
-  // Neighbours first and, of which there are few, stages near opposite ends of the model.
+  // Neighbours first, then the few stages near opposite ends of the model.
   std::vector<int> distances;
   for (int far = 1; far < stages; ++far) {
     distances.push_back(far % 2 == 1 ? (far + 1) / 2 : stages - far / 2);

@@ -11,7 +11,7 @@ namespace contraflow {
 
 /// Least time of a message, whichever layers stages end with.
 Time LeastHop(const CostModel& costs);
-/// Least time for which the compute lane is busy with a micro-batch of a stage, in pairs or not.
+/// Least busy time of the compute lane for a micro-batch of a stage, with or without pairs.
 Time LeastWorkOf(const StageCost& cost);
 double SpeedOf(const Spec& spec, int rank);  ///< RankCost::speed
 double Fastest(const Spec& spec);            ///< of all ranks

@@ -14,7 +14,7 @@ namespace contraflow {
 /// Source: Megatron-LM, pipeline_parallel_layer_layout.py.
 using LayerLayout = std::vector<std::string>;
 
-/// True for what is meant as such a text, and not as another partition.
+/// True if the text is a layout and not another form of partition.
 bool IsLayerLayout(std::string_view text);
 
 /// Reads "Et*3|(tt|)*29,m|L": a bar between stages, x*n and (..)*n for repeats, which do not nest,

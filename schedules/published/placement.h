@@ -32,7 +32,7 @@ std::vector<int> VPlacement(int ranks);
 /// too, so no rank waits long for its first backward.
 std::vector<int> WavePlacement(int ranks, int chunks);
 
-/// "" or why `spec.chunks` does not fit a schedule that has exactly `chunks` stages a rank.
+/// Returns why `spec.chunks` does not fit a schedule with exactly `chunks` stages a rank, or "".
 std::string RejectChunks(const Spec& spec, int chunks);
 
 /// The letters of the published formulas for equal stages, in ticks; B is the full backward (bw).

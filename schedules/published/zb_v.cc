@@ -93,7 +93,7 @@ class ZbVHeuristic {
     }
     ZbVResult result = {.programs = {}, .bubbles = {}, .largest_bubble = largest_bubble_};
     for (State& state : state_) {
-      // With uneven costs it may wait for something that it never puts.
+      // With uneven costs the heuristic may get stuck.
       if (state.count(3) < all_) return {.programs = {}, .bubbles = {}, .largest_bubble = 0};
       while (!state.pending.empty()) PutWeight(&state);
       result.programs.push_back(std::move(state.program));

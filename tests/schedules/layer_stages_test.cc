@@ -1,4 +1,4 @@
-// Stages that are made of a model's layers: what they cost and hold, and files of layers.
+// Stages made of a model's layers: their costs and memory, and files of layers.
 
 #include <doctest/doctest.h>
 

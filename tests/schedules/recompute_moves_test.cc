@@ -1,5 +1,5 @@
-// Orders that recompute, improved by moving their instructions: what comes of it is sound, fits and
-// is no longer, and is the shortest of all schedules for most tiny instances.
+// Orders with recompute, improved by moves of instructions. Results are sound, fit, are no longer,
+// and are optimal for most tiny instances.
 
 #include <doctest/doctest.h>
 

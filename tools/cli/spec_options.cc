@@ -292,7 +292,7 @@ void AddDeviceMemoryOptions(CLI::App* app, DeviceMemoryOption* option) {
 
 namespace {
 
-/// True if some stage, or some layer, has these bytes.
+/// True if a stage or a layer has these bytes.
 bool Says(const CostModel& costs, std::vector<int64_t> MemoryCost::*of_stages,
           std::optional<int64_t> LayerCost::*of_layer) {
   if (costs.layers.empty()) return costs.memory && !((*costs.memory).*of_stages).empty();

@@ -87,7 +87,7 @@ void RefuseChunkCosts(const CostsOption& option, bool layers = false);
 CostModel CostsForPlan(const CostsOption& option, const Plan& plan,
                        std::vector<std::string>* assumed = nullptr);
 
-/// --expert-parallel; 0 where it is not given.
+/// Adds --expert-parallel; 0 if it is not given.
 void AddExpertParallel(CLI::App* app, int* members);
 
 /// --device-memory and --zero.

@@ -33,8 +33,8 @@ class Calibration {
     delays_ = {};
   }
 
-  /// Costs that fit the plan, to simulate it with: what did not occur apart is a share of what did.
-  /// In microseconds, with the plan's memory costs. At least one step was added.
+  /// Costs of the plan for a simulation. Parts that were not measured apart get a share of the
+  /// whole. In microseconds, with the plan's memory costs. At least one step was added.
   CostModel CostsOfPlan() const;
   /// Throws Error, with a schedule that has it, if something that a cost file needs does not occur
   /// in the plan.

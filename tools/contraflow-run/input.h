@@ -25,7 +25,7 @@ struct RunInput {
   std::optional<Dataset> validation;
 };
 
-/// Reads what the options name and proves the plan. Throws Error if anything is wrong with it.
+/// Reads the files of the options, and proves the plan. Throws Error for a flaw.
 RunInput ReadInput(const RunOptions& options);
 
 /// Like ReadInput, for a process of a job: of a plan with a file for each rank it opens the head

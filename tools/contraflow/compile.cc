@@ -58,7 +58,7 @@ std::string WhatWasMade(const Plan& plan, const CostModel& costs, const std::str
   return (path == "-" ? "" : path + ": ") + DescribePlan(plan) + ", makespan " +
          FormatWithUnit(run.makespan, costs.unit) +
          (LeavesOutUpdates(plan, plan.costs ? *plan.costs : costs) ? kWithoutUpdates : "") +
-         ", bubble ratio " + FormatPercent(run.bubble_ratio());
+         ", " + IdleTitle(plan.layers > 0) + " " + FormatPercent(run.bubble_ratio());
 }
 
 /// One line where another partition takes little longer and holds much less; "" where none does, or

@@ -167,7 +167,7 @@ std::string Listing(const ShowOptions& options, const std::string& path) {
     const Simulation simulation = Simulate(plan, costs);
     return WriteListing(plan, costs, &simulation, view);
   }
-  // Its instructions can be read all the same, and that is how a flaw is found.
+  // The instructions of an unsound plan can be read, to find its flaw.
   const std::string listing = WriteListing(plan, costs, nullptr, view);
   return listing + "\n" + WriteStandstill(*RunBroken(plan, costs, path), plan, costs.unit);
 }

@@ -33,7 +33,7 @@ std::string LimitsOf(const PlannerRow& row) {
   return text;
 }
 
-/// Largest part of the step that is not compute; compute where that leaves less than a tenth.
+/// Largest part of the step other than compute; "compute" if all others are less than a tenth.
 std::string LimitOf(const PlannerRow& row) {
   for (const auto& [name, share] : row.parts) {
     if (name != "compute" && share >= 0.1) return name;

@@ -8,7 +8,7 @@
 
 namespace contraflow {
 
-/// Kinds of work; each has one efficiency, the share of what the GPU can do at best:
+/// Kinds of work; each has one efficiency, the share of the GPU's peak:
 ///
 ///     matmul           projections and dense MLPs; share of the FLOP/s of its type
 ///     experts          the grouped matmuls of a device's experts

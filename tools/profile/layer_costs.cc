@@ -221,7 +221,7 @@ ModelCosts CostsOf(const ModelShape& model, const CostSetup& setup) {
     const LayerShape& layer = model.layers[i];
     while (end < model.layers.size() && model.layers[end] == layer) ++end;
     std::string name = kinds[i];
-    // A kind that comes again is told apart by the number of its first layer.
+    // A repeated kind has the number of its first layer in its name.
     if (std::ranges::count(kinds, name) > static_cast<ptrdiff_t>(end - i)) {
       name += " " + std::to_string(i);
     }

@@ -12,7 +12,7 @@
 
 namespace contraflow {
 
-/// Key by which samples are put together; -1 where an instruction has none of it.
+/// Key of a group of samples; -1 for a field that the instruction does not have.
 struct SampleKey {
   Op op;
   int stage, back_stage, layer;

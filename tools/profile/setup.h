@@ -71,7 +71,7 @@ struct CostSetup {
   double wait = 0.1;
   /// Messages of tp run concurrently with the matmuls that they feed, but for one part of tp.
   bool tp_overlap = false;
-  /// GPUs of the whole run, and those that hold one stage or a copy of it; 0: many nodes of them.
+  /// GPUs of the whole run, and GPUs that hold a stage or a copy of it; 0: many nodes.
   int64_t gpus = 0, stage_gpus = 0;
 
   /// Tokens of a micro-batch, on all devices that split its sequences.

@@ -185,7 +185,7 @@ std::string FlawOfEnd(const Plan& plan, int failing, size_t index, bool graph) {
                        p == failing ? &program[index] : nullptr);
                  });
     rank.Step(1);
-    // Whoever is done waits for the others.
+    // Each process waits for the others.
     control.Barrier();
   });
   const std::string expected = "rank " + std::to_string(order.DeviceOf(failing).rank) +

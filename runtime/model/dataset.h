@@ -38,7 +38,8 @@ struct Dataset {
   uint64_t first = 0, count = 0;                    ///< of the file's tokens
 
   uint64_t size() const { return file ? count : bytes.size(); }
-  /// So many tokens from `place` on. Throws Error if the file has changed or cannot be read.
+  /// Reads tokens.size() tokens from `place` on. Throws Error if the file has changed or cannot be
+  /// read.
   void Read(uint64_t place, std::span<int32_t> tokens) const;
   /// Visits everything in order, for a digest that tells it from all others; throws Error where a
   /// token of a file is not in its vocabulary.

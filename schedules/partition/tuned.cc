@@ -58,7 +58,7 @@ constexpr int64_t kOrderShare = 3;
 /// Minimum number of schedules to run; schedules per extra start; maximum number of starts.
 constexpr int64_t kFewestSchedules = 50, kSchedulesEach = 1000;
 constexpr size_t kMostStarts = 16;
-/// Of ten changes, three are of the partition; of four of these, three are of passes.
+/// Three changes out of ten are of the partition; three out of four of these are of passes.
 constexpr size_t kOfPartition = 3, kOfPasses = 3;
 /// Number of places where the stages with one more layer may begin.
 constexpr int kStretches = 12;

@@ -70,7 +70,7 @@ Plan GenerateOrder(const Schedule& schedule, const Spec& spec);
 /// Makes a compute order for a spec without recompute; throws Error if there is none.
 using OrderMaker = std::function<Plan(const Spec&)>;
 
-/// By-products of automatic recompute: other plans of the same orders.
+/// Side results of automatic recompute: other plans of the same orders.
 struct RecomputedBeside {
   std::optional<Plan> full;    ///< its value if all were asked for
   std::optional<Plan> layers;  ///< the shortest with as few layers as it takes; none if not known

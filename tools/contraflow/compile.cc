@@ -57,8 +57,8 @@ std::string WhatWasMade(const Plan& plan, const CostModel& costs, const std::str
   const Simulation run = Simulate(plan, plan.costs ? *plan.costs : costs, Keep::kFigures);
   return (path == "-" ? "" : path + ": ") + DescribePlan(plan) + ", makespan " +
          FormatWithUnit(run.makespan, costs.unit) +
-         (LeavesOutUpdates(plan, plan.costs ? *plan.costs : costs) ? kWithoutUpdates : "") +
-         ", " + IdleTitle(plan.layers > 0) + " " + FormatPercent(run.bubble_ratio());
+         (LeavesOutUpdates(plan, plan.costs ? *plan.costs : costs) ? kWithoutUpdates : "") + ", " +
+         IdleTitle(plan.layers > 0) + " " + FormatPercent(run.bubble_ratio());
 }
 
 /// One line where another partition takes little longer and holds much less; "" where none does, or

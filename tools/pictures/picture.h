@@ -147,7 +147,7 @@ inline constexpr int kMaxSvgWidth = 100'000;
 /// and times. Every label has room by default, as far as the drawing stays below 4,000.
 std::string DrawSvg(const Picture& picture, std::optional<int> width = std::nullopt);
 
-/// Most instructions of a plan that WriteDot takes: Graphviz needs minutes for so many.
+/// Most instructions of a plan that WriteDot takes: Graphviz takes minutes for these.
 inline constexpr int64_t kMaxDotInstructions = 10'000;
 
 /// A plan as a graph for Graphviz: a cluster a rank with its instructions, chained in issue order

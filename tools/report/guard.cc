@@ -102,8 +102,8 @@ class Judgement {
         unit_(report_.unit == Unit::kUnit ? "" : " " + std::string(Name(report_.unit))) {}
 
   std::vector<LimitResult> Results() {
-    Times("max_bubble", limits_.max_bubble, plan_.layers > 0 ? "compute idle" : "bubble", report_.largest_bubble(),
-          Where(&RankFigures::bubble));
+    Times("max_bubble", limits_.max_bubble, plan_.layers > 0 ? "compute idle" : "bubble",
+          report_.largest_bubble(), Where(&RankFigures::bubble));
     Ratio("max_bubble_ratio", limits_.max_bubble_ratio, IdleTitle(plan_.layers > 0),
           report_.simulation.bubble_ratio(), 1);
     Times("max_makespan", limits_.max_makespan, "makespan", report_.simulation.makespan, "");

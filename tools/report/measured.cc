@@ -50,13 +50,13 @@ std::string CompareRuns(const Explanation& predicted, const Explanation& measure
   const std::string change = FormatChange(was.makespan, is.makespan);
   std::string text = "makespan: predicted " + FormatWithUnit(was.makespan, unit) + ", measured " +
                      FormatWithUnit(is.makespan, unit) +
-                     (change.empty() ? "" : " (" + change + ")") + "; " + IdleTitle(components) + ": predicted " +
-                     FormatPercent(was.bubble_ratio()) + ", measured " +
+                     (change.empty() ? "" : " (" + change + ")") + "; " + IdleTitle(components) +
+                     ": predicted " + FormatPercent(was.bubble_ratio()) + ", measured " +
                      FormatPercent(is.bubble_ratio()) + "\n\n";
   Table ranks;
-  ranks.columns = {">rank",   ">busy",
-                   ">measured", ">change",
-                   components ? ">compute idle" : ">bubble", ">measured"};
+  ranks.columns = {
+      ">rank",    ">busy", ">measured", ">change", components ? ">compute idle" : ">bubble",
+      ">measured"};
   size_t slowest = 0;
   double most = -1;
   for (size_t r = 0; r < was.ranks.size(); ++r) {

@@ -208,8 +208,7 @@ std::string SummaryTable(const Plan& plan, const Report& report) {
                                         (report.without_updates ? kWithoutUpdates : "")});
   table.rows.push_back({"span", time(simulation.span) + ", the longest from a rank's first start "
                                                         "to its last end"});
-  table.rows.push_back(
-      {IdleTitle(report.components), FormatPercent(simulation.bubble_ratio())});
+  table.rows.push_back({IdleTitle(report.components), FormatPercent(simulation.bubble_ratio())});
   if (report.components) {
     std::vector<Time> exposed;
     for (const RankFigures& rank : simulation.ranks) exposed.push_back(rank.exposed);

@@ -46,7 +46,7 @@ bool OthersEnded(const LaunchedJob& job, int victim) {
   return true;
 }
 
-/// So many reports, one where it is not said, with this beginning of their first line.
+/// Checks that there are `count` reports whose first line begins so.
 void CheckReports(const LaunchedJob& job, const std::string& line, int count = 1) {
   const std::string all = job.Everything();
   CHECK(CountOf(all, "contraflow-run: error: ") == count);

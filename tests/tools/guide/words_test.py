@@ -99,7 +99,7 @@ def python_comments(text):
 
 def shell_comments(text):
     """(line, text) of each comment of a shell script or a CMake file that has its line to itself."""
-    found = [(line, re.match(r"\s*#+!?\s?(.*)", content)) for line, content in enumerate(text.split("\n"))]
+    found = [(line, re.match(r"\s*#+(?!!)\s?(.*)", content)) for line, content in enumerate(text.split("\n"))]
     yield from joined([(line, True, match[1]) for line, match in found if match])
 
 
@@ -165,7 +165,7 @@ class WordsTest(unittest.TestCase):
         self.assertEqual(list(cpp_comments("int a;  // What it is\n// Of two\n// lines\n")),
                          [(1, "What it is"), (2, "Of two\nlines")])
         self.assertEqual(list(python_comments('"""Who\nknows."""\nx = "#"  # As is\n')), [(1, "Who\nknows."), (3, "As is")])
-        self.assertEqual(list(shell_comments("# Nothing\n# more\necho\n")), [(1, "Nothing\nmore")])
+        self.assertEqual(list(shell_comments("#!/bin/sh\n# Nothing\n# more\necho\n")), [(2, "Nothing\nmore")])
         for comment, kind in (("What fits.", "first word"), ("what it is", "first word"), ("One. Of two.", "first word"),
                               ("All run; what fits runs first.", "subject"), ("It runs behind\nthe other.", "behind"),
                               ("Waits for so many of them.", "so many")):

@@ -123,7 +123,7 @@ std::vector<StageCost> ReadStages(const JsonCursor& root, Unit unit, bool may_de
     root.Fail(
         root.Optional("moe")
             ? "has \"moe\" and no stage costs; a plan keeps the stage costs it was made with: "
-              "give \"stage\": {\"f\": .., \"b\": .., \"w\": ..} beside it"
+              "give \"stage\": {\"f\": .., \"b\": .., \"w\": ..} as well"
             : "has no stage costs; give \"stage\": {\"f\": .., \"b\": .., \"w\": ..} (every "
               "stage alike), \"stages\" with one such entry for each stage, \"layers\", or "
               "\"moe\"");

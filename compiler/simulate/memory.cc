@@ -395,7 +395,7 @@ std::string Breakdown(const MemoryFigures& figures) {
       {"optimizer state", figures.optimizer},
       {"messages", figures.messages > 0 ? std::optional(figures.messages) : std::nullopt},
       {"workspace", figures.workspace > 0 ? std::optional(figures.workspace) : std::nullopt}};
-  const char* separator = "; beside them ";
+  const char* separator = "; also ";
   for (const auto& [name, bytes] : beside) {
     if (!bytes) continue;
     text += separator + std::string(name) + " " + FormatCount(*bytes);

@@ -61,7 +61,7 @@ std::string Saying(const Claim& claim) { return "says it is rank " + std::to_str
 
 }  // namespace
 
-std::string Foreign(const std::optional<uint32_t>& user) {
+std::string ForeignUser(const std::optional<uint32_t>& user) {
   return std::string(user ? "belongs to another user" : "does not show its user") +
          ", and this job has no secret";
 }
@@ -147,10 +147,10 @@ Socket Handshake(Socket stream, const Claim& claim, const MeetingPoint& point,
                 " does not know the secret of this job, or is another program; give all processes "
                 "the same secret, or set another MASTER_PORT");
   }
-  if (said.word == Word::kFailed) throw ToldError(PlainText(said.text));
+  if (said.word == Word::kFailed) throw RefusedError(PlainText(said.text));
   const auto user = point.user ? PeerUser(stream) : point.user;
   if (user != point.user) {
-    throw Error("what answers as " + whom + " " + Foreign(user) +
+    throw Error("what answers as " + whom + " " + ForeignUser(user) +
                 "; set another MASTER_PORT, or give all processes the same CONTRAFLOW_SECRET");
   }
   if (said.word != Word::kWelcome) {
@@ -159,7 +159,7 @@ Socket Handshake(Socket stream, const Claim& claim, const MeetingPoint& point,
   return stream;
 }
 
-Claim Recognize(Socket* stream, const MeetingPoint& point, Clock::time_point deadline) {
+Claim Authenticate(Socket* stream, const MeetingPoint& point, Clock::time_point deadline) {
   Hello hello;
   const std::span<std::byte> bytes = BytesOf(hello);
   stream->ReadAll(bytes.first(kMagic.size()), deadline);
@@ -179,9 +179,9 @@ Claim Recognize(Socket* stream, const MeetingPoint& point, Clock::time_point dea
   proof = ProofOf(Side::kAccepts, point.secret, hello, answer);
   stream->WriteAll(BytesOf(proof), deadline);
   if (hello.version != kVersion) {
-    throw ToldError("one side speaks version " + std::to_string(hello.version) +
-                    " of the protocol, the other version " + std::to_string(kVersion) +
-                    "; start the same program everywhere");
+    throw RefusedError("one side speaks version " + std::to_string(hello.version) +
+                       " of the protocol, the other version " + std::to_string(kVersion) +
+                       "; start the same program everywhere");
   }
   const Claim& claim = hello.claim;
   const bool asks = claim.purpose == Purpose::kAsk;
@@ -189,7 +189,7 @@ Claim Recognize(Socket* stream, const MeetingPoint& point, Clock::time_point dea
                     (asks || claim.from < claim.size);
   if (!sane) throw Error("sent something unexpected");
   if (!point.job.empty() && !asks && hello.job != Sha256(point.job)) {
-    throw ToldError(Saying(claim) + ", but belongs to another job; set another MASTER_PORT");
+    throw RefusedError(Saying(claim) + ", but belongs to another job; set another MASTER_PORT");
   }
   return claim;
 }

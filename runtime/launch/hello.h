@@ -60,18 +60,18 @@ WordFrame ReceiveWord(Socket* stream, Clock::time_point deadline);
 void SendAndClose(std::span<Socket> streams, Word word, std::string_view text);
 
 /// Reason of a peer that refuses a connection, sanitised for display.
-struct ToldError : Error {
+struct RefusedError : Error {
   using Error::Error;
 };
 /// Authenticates both sides of a connection to rank 0, and has the claim accepted. `whom` is for
 /// messages: "rank 0 at 10.0.0.2:4711". Returns none if the other side closed before it accepted;
-/// another attempt may succeed. Throws ToldError, or Error if the other side is not of the job.
+/// another attempt may succeed. Throws RefusedError, or Error if the other side is not of the job.
 Socket Handshake(Socket stream, const Claim& claim, const MeetingPoint& point,
                  const std::string& whom, Clock::time_point deadline);
 /// The server side of Handshake, without the answer to the claim. Throws Error if the caller fails
-/// to authenticate, and ToldError if it does but its claim does not fit.
-Claim Recognize(Socket* stream, const MeetingPoint& point, Clock::time_point deadline);
+/// to authenticate, and RefusedError if it does but its claim does not fit.
+Claim Authenticate(Socket* stream, const MeetingPoint& point, Clock::time_point deadline);
 /// Why a connection of this user is refused where the job has no secret.
-std::string Foreign(const std::optional<uint32_t>& user);
+std::string ForeignUser(const std::optional<uint32_t>& user);
 
 }  // namespace contraflow

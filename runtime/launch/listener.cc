@@ -124,7 +124,7 @@ void Listener::Answer(Callers::iterator caller, Socket socket) {
     Admit(&peer);
   } catch (const Socket::Closed&) {
     reason = "left before it had proven anything";
-  } catch (const ToldError& error) {
+  } catch (const RefusedError& error) {
     reason = error.what();
     SendAndClose({&peer.stream, 1}, Word::kFailed, reason);
   } catch (const Error& error) {
@@ -160,9 +160,9 @@ void Listener::Admit(Peer* peer) {
   const Clock::time_point deadline = Clock::now() + kPatience;
   if (point_.user) {
     const auto user = PeerUser(*stream);
-    if (user != point_.user) throw Error(Foreign(user));
+    if (user != point_.user) throw Error(ForeignUser(user));
   }
-  peer->claim = Recognize(stream, point_, deadline);
+  peer->claim = Authenticate(stream, point_, deadline);
   const bool asks = peer->claim.purpose == Purpose::kAsk;
   std::function<std::string()> answer;
   {
@@ -170,8 +170,8 @@ void Listener::Admit(Peer* peer) {
     answer = answer_;
   }
   if (asks != static_cast<bool>(answer)) {
-    throw ToldError(asks ? "the job has not begun"
-                         : "the job has begun without rank " + std::to_string(peer->claim.from));
+    throw RefusedError(asks ? "the job has not begun"
+                            : "the job has begun without rank " + std::to_string(peer->claim.from));
   }
   if (!asks) return RequireFit(peer->claim);
   SendWord(stream, Word::kWelcome, "", deadline);
@@ -188,13 +188,14 @@ void Listener::Admit(Peer* peer) {
 /// Throws if a process of the job does not belong to this meeting.
 void Listener::RequireFit(const Claim& claim) {
   if (claim.size != point_.size) {
-    throw ToldError("rank " + std::to_string(claim.from) + " was started as one of " +
-                    std::to_string(claim.size) + " processes, rank 0 as one of " +
-                    std::to_string(point_.size) + "; start all with the same number of processes");
+    throw RefusedError("rank " + std::to_string(claim.from) + " was started as one of " +
+                       std::to_string(claim.size) + " processes, rank 0 as one of " +
+                       std::to_string(point_.size) +
+                       "; start all with the same number of processes");
   }
   if (claim.from == 0) {
-    throw ToldError("rank 0 is here already, at " + address().Text() +
-                    "; give every process its own number (RANK, or what the launcher sets)");
+    throw RefusedError("rank 0 is here already, at " + address().Text() +
+                       "; give every process its own number (RANK, or what the launcher sets)");
   }
 }
 

@@ -16,9 +16,9 @@ namespace {
 
 using std::chrono::milliseconds;
 
-/// Guests leave the last word to the host for so long, since it knows more of the others. A guest
-/// that is cut off waits for all of it, so it suffices on a busy machine.
-constexpr milliseconds kGuestGrace{6'000};
+/// Clients leave the last word to the host for this long, since it knows more of the others. A
+/// client that is cut off waits for all of it, so it suffices on a busy machine.
+constexpr milliseconds kClientGrace{6'000};
 constexpr milliseconds kLook{20}, kRetry{50};
 
 Clock::time_point InASecond() { return Clock::now() + std::chrono::seconds(1); }
@@ -43,7 +43,7 @@ class Host {
         deadline_(Clock::now() + point.timeout),
         listener_(std::make_unique<Listener>(point)),
         here_(listener_->address()),
-        guests_(static_cast<size_t>(point.size)) {
+        clients_(static_cast<size_t>(point.size)) {
     const bool every = here_.host == "::" || here_.host == "0.0.0.0";
     if (every) here_.host = point.address.host;
     if (point.ready) point.ready(here_);
@@ -52,13 +52,13 @@ class Host {
   Membership Run() {
     try {
       while (!Missing().empty()) Step();
-      for (size_t rank = 1; rank < guests_.size(); ++rank) {
-        SendWord(&guests_[rank].stream, Word::kGo, "", InASecond());
+      for (size_t rank = 1; rank < clients_.size(); ++rank) {
+        SendWord(&clients_[rank].stream, Word::kGo, "", InASecond());
       }
     } catch (const Error& error) {
       std::vector<Socket> streams;
-      for (Guest& guest : guests_) {
-        if (guest.stream) streams.push_back(std::move(guest.stream));
+      for (Client& client : clients_) {
+        if (client.stream) streams.push_back(std::move(client.stream));
       }
       while (auto peer = listener_->Next(Clock::now())) {
         streams.push_back(std::move(peer->stream));
@@ -68,12 +68,12 @@ class Host {
       throw;
     }
     Membership members{0, point_.size, {}, std::move(listener_)};
-    for (Guest& guest : guests_) members.links.push_back(std::move(guest.stream));
+    for (Client& client : clients_) members.links.push_back(std::move(client.stream));
     return members;
   }
 
  private:
-  struct Guest {
+  struct Client {
     Socket stream;
     Address from;
   };
@@ -83,36 +83,36 @@ class Host {
       do Welcome(&*peer);
       while ((peer = listener_->Next(Clock::now())));
     }
-    for (size_t rank = 1; rank < guests_.size(); ++rank) {
-      const Socket& stream = guests_[rank].stream;
-      if (stream && AwaitReady(stream, false, Clock::now())) HearGuest(rank);
+    for (size_t rank = 1; rank < clients_.size(); ++rank) {
+      const Socket& stream = clients_[rank].stream;
+      if (stream && AwaitReady(stream, false, Clock::now())) ReceiveFrom(rank);
     }
     if (Clock::now() >= deadline_ && !Missing().empty()) GiveUp();
   }
 
   void Welcome(Listener::Peer* peer) {
-    Guest& guest = guests_[static_cast<size_t>(peer->claim.from)];
-    if (guest.stream) {
+    Client& client = clients_[static_cast<size_t>(peer->claim.from)];
+    if (client.stream) {
       const std::string text = "two processes claim to be rank " +
                                std::to_string(peer->claim.from) + ": one comes from " +
-                               guest.from.Text() + ", the other from " + peer->from.Text() +
+                               client.from.Text() + ", the other from " + peer->from.Text() +
                                "; give every process its own number (RANK, or what the "
                                "launcher sets)";
       SendAndClose({&peer->stream, 1}, Word::kFailed, text);
       throw Error(text);
     }
-    guest = {std::move(peer->stream), peer->from};
+    client = {std::move(peer->stream), peer->from};
   }
 
-  /// A guest has nothing to say before all have come: it has left, or gives up.
-  void HearGuest(size_t rank) {
-    Guest& guest = guests_[rank];
-    const std::string name = "rank " + std::to_string(rank) + " (" + guest.from.Text() + ") ";
+  /// A client has nothing to say before all have come: it has left, or gives up.
+  void ReceiveFrom(size_t rank) {
+    Client& client = clients_[rank];
+    const std::string name = "rank " + std::to_string(rank) + " (" + client.from.Text() + ") ";
     WordFrame said;
     try {
-      said = ReceiveWord(&guest.stream, InASecond());
+      said = ReceiveWord(&client.stream, InASecond());
     } catch (const Socket::Closed&) {
-      guest.stream = Socket();
+      client.stream = Socket();
       throw MeetingLost(name + "left before all processes of the job had met; see its output");
     } catch (const Error& error) {
       throw Error(name + error.what());
@@ -123,8 +123,8 @@ class Host {
 
   std::vector<int> Missing() const {
     std::vector<int> ranks;
-    for (size_t rank = 1; rank < guests_.size(); ++rank) {
-      if (!guests_[rank].stream) ranks.push_back(static_cast<int>(rank));
+    for (size_t rank = 1; rank < clients_.size(); ++rank) {
+      if (!clients_[rank].stream) ranks.push_back(static_cast<int>(rank));
     }
     return ranks;
   }
@@ -142,12 +142,12 @@ class Host {
   const Clock::time_point deadline_;
   std::unique_ptr<Listener> listener_;
   Address here_;
-  std::vector<Guest> guests_;  // by rank, without 0
+  std::vector<Client> clients_;  // by rank, without 0
 };
 
-class GuestVisit {
+class MeetingClient {
  public:
-  explicit GuestVisit(const MeetingPoint& point)
+  explicit MeetingClient(const MeetingPoint& point)
       : point_(point), deadline_(Clock::now() + point.timeout) {
     members_.rank = point.rank;
     members_.size = point.size;
@@ -181,7 +181,7 @@ class GuestVisit {
       try {
         host() = Handshake(std::move(socket), {Purpose::kMeet, point_.rank, point_.size}, point_,
                            HostName(), deadline_);
-      } catch (const ToldError&) {
+      } catch (const RefusedError&) {
         throw;
       } catch (const Error&) {
         if (answered && Clock::now() >= deadline_) break;  // as above
@@ -199,7 +199,7 @@ class GuestVisit {
   void AwaitGo() {
     WordFrame said;
     try {
-      said = ReceiveWord(&host(), deadline_ + kGuestGrace);
+      said = ReceiveWord(&host(), deadline_ + kClientGrace);
     } catch (const Socket::Closed&) {
       throw MeetingLost(HostName() +
                         " left before all processes of the job had met; see its output");
@@ -224,7 +224,7 @@ class GuestVisit {
 
 Membership Meet(const MeetingPoint& point) {
   CF_ASSERT(point.size >= 1 && point.rank >= 0 && point.rank < point.size);
-  if (point.size > 1) return point.rank == 0 ? Host(point).Run() : GuestVisit(point).Run();
+  if (point.size > 1) return point.rank == 0 ? Host(point).Run() : MeetingClient(point).Run();
   Membership alone;
   alone.links.resize(1);
   return alone;

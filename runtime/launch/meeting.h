@@ -25,8 +25,8 @@ struct MeetingOver : Error {
   bool lost;  ///< it failed because one that had come was lost
 };
 /// One that had come was lost, as this process has seen itself.
-struct MeetingLost : ToldError {
-  using ToldError::ToldError;
+struct MeetingLost : RefusedError {
+  using RefusedError::RefusedError;
 };
 
 /// Meets the other processes at rank 0 over TCP (the README has the protocol). Returns on every

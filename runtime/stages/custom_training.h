@@ -30,7 +30,7 @@ class CustomTraining {
   }
   /// Trains another plan of the same stages in this process alone, with products that give the same
   /// bits. All arguments must outlive it, and so must this one.
-  virtual std::unique_ptr<CustomTraining> NewBeside(const CustomStages& stages) = 0;
+  virtual std::unique_ptr<CustomTraining> NewReference(const CustomStages& stages) = 0;
   /// After the last step; all processes.
   virtual void Close() {}
 };

@@ -146,12 +146,12 @@ void RecomputeSearch::Offer(Plan plan, SearchWork* work, std::optional<FoundPlan
 void RecomputeSearch::OfferOrders(const Spec& spec, bool searched, SearchWork* work,
                                   const OrderMaker& make) {
   try {
-    RecomputedBeside beside;
+    RecomputeAlternatives alternatives;
     Offer(GenerateRecomputed(spec, candidate_.frame.stages, Room::kAny, searched, make, work,
-                             freely_ ? &beside : nullptr),
+                             freely_ ? &alternatives : nullptr),
           work, &own_);
-    if (beside.full) Offer(std::move(*beside.full), work, &full_);
-    if (beside.layers) Offer(std::move(*beside.layers), work, &layers_);
+    if (alternatives.full) Offer(std::move(*alternatives.full), work, &full_);
+    if (alternatives.layers) Offer(std::move(*alternatives.layers), work, &layers_);
   } catch (const InternalError&) {
     throw;
   } catch (const Error&) {

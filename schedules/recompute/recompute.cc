@@ -163,7 +163,7 @@ Spec Fused(const Spec& spec, int stages, bool whole) {
   const auto held = [&](const CellBytes& bytes) {
     return std::max({bytes.input, whole ? 0 : bytes.stash, int64_t{1}});
   };
-  int64_t beside = 0;
+  int64_t extra = 0;
   memory.activation_bytes = std::numeric_limits<int64_t>::max();
   const bool alike = memory.activation_of.empty();
   next = chosen.begin();
@@ -172,7 +172,7 @@ Spec Fused(const Spec& spec, int stages, bool whole) {
     const CellBytes bytes =
         BytesOfCell(spec.costs, s, again, again ? next->extent : RecomputeExtent());
     if (again) ++next;
-    beside = std::max(beside, bytes.activation - held(bytes));
+    extra = std::max(extra, bytes.activation - held(bytes));
     memory.activation_bytes = std::min(memory.activation_bytes, held(bytes));
     if (!alike) memory.activation_of[static_cast<size_t>(s)] = held(bytes);
   }
@@ -181,7 +181,7 @@ Spec Fused(const Spec& spec, int stages, bool whole) {
     memory.stash_of = memory.activation_of;
   }
   memory.input_bytes = -1;
-  fused.memory_limit = std::max<int64_t>(1, *spec.memory_limit - (pairs ? 2 : 1) * beside);
+  fused.memory_limit = std::max<int64_t>(1, *spec.memory_limit - (pairs ? 2 : 1) * extra);
   return fused;
 }
 
@@ -392,7 +392,8 @@ Plan GenerateOrder(const Schedule& schedule, const Spec& spec) {
 }
 
 Plan GenerateRecomputed(const Spec& spec, int stages, Room room, bool searched,
-                        const OrderMaker& make, SearchWork* work, RecomputedBeside* beside) {
+                        const OrderMaker& make, SearchWork* work,
+                        RecomputeAlternatives* alternatives) {
   using Choice = Recompute::Choice;
   const Recompute& recompute = spec.recompute;
   CF_ASSERT(recompute.choice != Choice::kNone);
@@ -405,7 +406,7 @@ Plan GenerateRecomputed(const Spec& spec, int stages, Room room, bool searched,
   // A generator that heeds costs and memory does without recompute what it need not do with it.
   plain.memory_limit.reset();
   if (spec.memory_limit) orders.Try(make, plain);
-  if (beside == nullptr && orders.plans.size() == 1 && recompute.choice == Choice::kAuto &&
+  if (alternatives == nullptr && orders.plans.size() == 1 && recompute.choice == Choice::kAuto &&
       limit.Fits(Simulate(orders.plans[0], spec.costs))) {
     return std::move(orders.plans[0]);
   }
@@ -420,7 +421,7 @@ Plan GenerateRecomputed(const Spec& spec, int stages, Room room, bool searched,
   Variants variants(spec, room, work);
   const bool freely = recompute.choice == Choice::kAuto && spec.memory_limit.has_value();
   const bool layers = recompute.choice == Choice::kAuto && KnowsLayers(costs);
-  Best* const of_layers = beside != nullptr && layers ? &best_layers : &best;
+  Best* const of_layers = alternatives != nullptr && layers ? &best_layers : &best;
   for (const Plan& order : orders.plans) {
     variants.Of(order);
     // The one with fewer layers wins of two that are as long.
@@ -437,7 +438,7 @@ Plan GenerateRecomputed(const Spec& spec, int stages, Room room, bool searched,
       }
       // An order for backwards with R may be better off with all of them.
       as.recompute.choice = Choice::kFull;
-      Best* const of_full = beside != nullptr && part == recompute.part ? &best_full : &best;
+      Best* const of_full = alternatives != nullptr && part == recompute.part ? &best_full : &best;
       variants.Offer(as, Grain::kStages, {&best, of_layers, of_full});
     }
   }
@@ -445,7 +446,8 @@ Plan GenerateRecomputed(const Spec& spec, int stages, Room room, bool searched,
   for (Best* of : {&best, &best_full, &best_layers}) {
     if (of->plan && of->plan->costs) of->plan->costs = costs;
   }
-  if (beside != nullptr) *beside = {std::move(best_full.plan), std::move(best_layers.plan)};
+  if (alternatives != nullptr)
+    *alternatives = {std::move(best_full.plan), std::move(best_layers.plan)};
   return std::move(*best.plan);
 }
 

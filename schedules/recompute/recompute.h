@@ -71,7 +71,7 @@ Plan GenerateOrder(const Schedule& schedule, const Spec& spec);
 using OrderMaker = std::function<Plan(const Spec&)>;
 
 /// Side results of automatic recompute: other plans of the same orders.
-struct RecomputedBeside {
+struct RecomputeAlternatives {
   std::optional<Plan> full;    ///< its value if all were asked for
   std::optional<Plan> layers;  ///< the shortest with as few layers as it takes; none if not known
 };
@@ -79,11 +79,11 @@ struct RecomputedBeside {
 /// The plan with the recompute of the spec: of the orders of this many stages that `make` gives for
 /// the limit, for none and for costs that have R in the backward (`searched`: also with W in it),
 /// the one with the shortest step that fits, or, where none does, the one that holds least. With
-/// `beside`, single layers are for that alone. Spends `work`, if there is some. Throws Error if the
-/// stages do not exist, or if there is a memory limit and the costs give no bytes.
+/// `alternatives`, single layers are for that alone. Spends `work`, if there is some. Throws Error
+/// if the stages do not exist, or if there is a memory limit and the costs give no bytes.
 Plan GenerateRecomputed(const Spec& spec, int stages, Room room, bool searched,
                         const OrderMaker& make, SearchWork* work = nullptr,
-                        RecomputedBeside* beside = nullptr);
+                        RecomputeAlternatives* alternatives = nullptr);
 
 /// True where the costs say that a stage has several layers.
 bool KnowsLayers(const CostModel& costs);

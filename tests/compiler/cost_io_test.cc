@@ -235,7 +235,7 @@ TEST_SUITE("unit") {
          "c.json: /memory/gradient_bytes: must be a number of bytes in 0..1099511627776, is \"1\""},
         {With(R"("memory": {"values": {"input": 1}})"),
          "c.json: /memory: has \"values\" and no \"activation_bytes\", which follows from them "
-         "only beside \"moe\"; give one of the two"},
+         "only with \"moe\"; give one of the two"},
         {With(R"("memory": {"activation_bytes": 1, "values": {"dhidden": 1}})"),
          "c.json: /memory/values: unknown key \"dhidden\" (did you mean \"hidden\"?); known are: "
          "input, output, attention, scores, dispatched, rows, gate, hidden, expert_out, combined, "
@@ -322,7 +322,7 @@ TEST_SUITE("unit") {
     const JsonDocument document = ParseJson(ComponentsWith(R"("source": "me")"), "p.json");
     CHECK(Failure([&] { ReadCosts(document.Root()); }) ==
           "p.json: has \"moe\" and no stage costs; a plan keeps the stage costs it was made with: "
-          "give \"stage\": {\"f\": .., \"b\": .., \"w\": ..} beside it");
+          "give \"stage\": {\"f\": .., \"b\": .., \"w\": ..} as well");
   }
 
   TEST_CASE("memory of a stage follows from the values of its layers") {

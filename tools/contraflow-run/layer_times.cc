@@ -236,7 +236,7 @@ std::string WriteLayerTimes(const CostModel& costs, const Model& model,
       "\nEach time is the mean of the middle half of those of all ranks, layers and\n"
       "micro-batches; in us:\n" +
       FormatTable(table) +
-      "Exchanges of experts are counted with the compute beside them, as nothing runs beside\n"
+      "Exchanges of experts are counted with the next compute, as nothing runs concurrently with\n"
       "them on a CPU. step and reduce are shared out by the parameters; without REDUCE in the\n"
       "plan, reduce is what two copies would send each other.\n";
   std::string out;

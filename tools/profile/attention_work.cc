@@ -204,7 +204,7 @@ void AddCore(const Heads& heads, WorkBuilder* builder) {
   std::string formula = Product({2, work.tokens, heads.heads, dims}) + " x " + FormatReal(keys) +
                         " keys, b 2.5 times that";
   if (others > 0) {
-    formula += "; beside it keys and values go around cp, " +
+    formula += "; meanwhile keys and values go around cp, " +
                Product({others, work.tokens, heads.k + heads.v}) + " x 2 bytes, b twice that";
   }
   work.Add(LayerPart{.name = "attention",

@@ -162,7 +162,7 @@ void AddCompileOptions(CLI::App* app, CompileFlags* flags) {
          "--offload", flags->offload,
          "stages whose activations wait in host memory, as many as the link\n(\"host\" in the "
          "costs) can move in time: none, full, a list such as\n0,3,5-7, or auto (as few as fit "
-         "the limits) (default: none)")
+         "--memory-limit)\n(default: none)")
       ->type_name("STAGES");
   AddPartitionOption(app, &flags->partition,
                      "layers of each stage: auto (the shortest step), even, a list such as\n"

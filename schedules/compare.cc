@@ -118,7 +118,7 @@ CostModel Prepare(CompareRequest* request) {
   return published;
 }
 
-/// Half of the last digit of a multiple.
+/// Rounding of a printed multiple: half of its last digit.
 constexpr double kRounded = 0.005;
 
 /// `published`: what Prepare returned; `devices`: bytes of each rank's, empty for any.
@@ -270,7 +270,7 @@ std::string Gains(const CompareRow& taken, const std::vector<const CompareRow*>&
                                          : ", and simpler");
 }
 
-/// Returns what it holds, beside 1F1B.
+/// Returns its memory as a multiple of 1F1B's.
 std::string Price(const CompareRow& taken, const CompareRow* one_f_one_b) {
   const double gap = taken.report->gap();
   std::string text = gap > 0
@@ -366,7 +366,7 @@ std::vector<CompareRow> Compare(const CompareRequest& asked,
     request.spec.search.budget /= 2;
   }
   if (request.single_too && any) request.spec.search.budget /= 2;
-  // `auto` is searched beside all the others, and heard of once these are there.
+  // `auto` is searched concurrently with all the others, and reported after them.
   std::atomic<bool> heard = false;
   CompareRequest searched = request;
   if (asked.control.report) {

@@ -34,9 +34,9 @@ struct CompareRequest {
   /// that holds them once (Placement::kSingle).
   bool single_too = false;
   bool keep_plans = false;  ///< CompareRow::plan
-  /// The chunk costs follow from "moe", so components decide how long a step takes, with the
-  /// papers' overlap of chunks beside it. Holds where the costs have "moe" and no chunk costs in
-  /// any case.
+  /// The chunk costs follow from "moe", so components decide how long a step takes, and the papers'
+  /// overlap of chunks is shown too. Holds where the costs have "moe" and no chunk costs in any
+  /// case.
   bool components = false;
   /// Samples of a step and of a micro-batch; 0: not known.
   int64_t global_batch = 0, samples = 0;
@@ -58,8 +58,8 @@ struct CompareRow {
   std::optional<Provenance> provenance;  ///< of what was searched
   int64_t messages = 0;                  ///< between ranks, in one step
   std::optional<int64_t> message_bytes;  ///< of all of them, where the costs say
-  std::optional<int64_t> parameters;     ///< bytes of the rank that holds most, likewise
-  std::optional<int64_t> total;          ///< of all that the fullest rank holds, likewise
+  std::optional<int64_t> parameters;     ///< bytes of the rank that holds most, if the costs say
+  std::optional<int64_t> total;          ///< bytes of the fullest rank in all, if the costs say
   double memory = 0;                     ///< of activations, as a multiple of 1F1B's
   bool pairs = false;                    ///< has F&B pairs
   bool fits = true;                      ///< no rank holds more than its device or the limit
@@ -75,9 +75,9 @@ struct CompareRow {
 };
 
 /// A row for every schedule, in the order of Schedules(), `auto` last (twice with `single_too`).
-/// `auto` is searched on a thread of its own beside the others. Calls `started`, on the caller's,
-/// with the name of each before it is compiled, or waited for. A schedule that does not take the
-/// spec, or does not fit, says so in its row.
+/// `auto` is searched on its own thread, concurrently with the others. Calls `started`, on the
+/// caller's, with the name of each before it is compiled, or waited for. A schedule that does not
+/// take the spec, or does not fit, says so in its row.
 std::vector<CompareRow> Compare(const CompareRequest& request,
                                 const std::function<void(std::string_view)>& started = {});
 

@@ -199,8 +199,8 @@ void CheckPart(const Spec& spec, Level level) {
               "component, or `recompute` full");
 }
 
-/// Makes the figures in the provenance of a plan those of its level. What was searched had cells as
-/// blocks, and components may overlap more than the bound of those knows.
+/// Makes the figures in the provenance of a plan those of its level. The search took cells as
+/// blocks; components may overlap more than its bound allows for.
 void SetFigures(const CostModel& costs, std::optional<int64_t> limit, Plan* plan) {
   Provenance& provenance = *plan->provenance;
   const Simulation simulation = Simulate(*plan, costs, Keep::kFigures);
@@ -255,7 +255,7 @@ Plan Compile(Spec spec, const CompileOptions& options) {
   }
   // A searched plan may have other stages than the costs: then it brings its own, and its limit.
   CostModel costs = AtReplicas(plan.costs ? *plan.costs : spec.costs, plan);
-  // The layers of a model made these; what nothing goes by need not be in the file.
+  // The stages were made from the layers of a model, so the file does not need the layers.
   if (!costs.partition.empty()) LeaveOutUnused(plan, spec.search.components, &costs);
   // On a device its limit is what the fullest rank leaves; others may hold more.
   const bool searched = plan.provenance && plan.provenance->memory_limit && DevicesOf(spec).empty();

@@ -14,8 +14,7 @@ namespace contraflow {
 /// How a plan is compiled.
 struct CompileOptions {
   Level level = Level::kComm;  ///< how far it is lowered
-  /// How far MoE components overlap. Nothing: as the chunk costs were derived, or as far as they
-  /// can.
+  /// How far MoE components overlap. Unset: as the chunk costs were derived, or as far as they can.
   std::optional<Overlap> overlap = {};
   /// Called after every pass with its name and the plan it made.
   PassObserver observer = {};

@@ -2,7 +2,7 @@
 
 // Contraflow as a library: make a plan, prove it, simulate it, bound it, compare schedules, read
 // and write plans, costs and traces. Others write #include <contraflow/contraflow.h> and link
-// contraflow::compiler; what executes plans is <contraflow/runtime.h>.
+// contraflow::compiler; <contraflow/runtime.h> executes plans.
 //
 // A wrong input is an Error, whose text names the place, the fault there and the right form.
 // Everything is a value or a function of values: nothing is kept between calls, and several threads

@@ -25,8 +25,8 @@ constexpr const char* kLimits[] = {"0.25x", "0.375x", "0.5x", "0.75x", "1x", "1.
 constexpr const char* kMostRecomputed = "1x";
 /// Searches of a front at most, which share the budget.
 constexpr int kSearches = 18;
-/// Between neighbours of which one takes at least so many times longer, and the other holds so many
-/// times more, limits are looked at, but no more than these.
+/// Between neighbours of which one takes at least this many times longer, and the other holds this
+/// many times more, limits are looked at, but no more than these.
 constexpr double kLonger = 1.03, kLarger = 1.01;
 constexpr int kMostBetween = 8;
 constexpr double kLess = 0.9, kMore = 1.1;

@@ -18,7 +18,7 @@ struct FrontPoint {
   /// the most activations of a whole rank's layers.
   double memory = 0;
   std::string memory_limit = {};              ///< that `auto` was given, as "0.5x"; "" for none
-  std::optional<int64_t> device_memory = {};  ///< likewise
+  std::optional<int64_t> device_memory = {};  ///< device memory of `auto`, if given
 };
 
 /// The ways to run the model of a request of which none is both shorter and smaller: of all

@@ -29,7 +29,8 @@ const Schedule& FindSchedule(const std::string& name);
 /// the schedule or the costs cannot have it, or if `auto` finds nothing within its memory limit.
 /// The caller compares what a published schedule holds with the limit.
 Plan GeneratePlan(const Spec& spec);
-/// The same for a caller that follows a search and may stop it: then the plan is the best so far.
+/// Like the overload above, for a caller that follows a search and may stop it: then the plan is
+/// the best so far.
 Plan GeneratePlan(const Spec& spec, const SearchControl& control);
 
 /// True if the schedule of the spec fits its memory limit with Recompute::Choice::kAuto. False

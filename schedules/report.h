@@ -12,10 +12,10 @@
 
 namespace contraflow {
 
-/// A schedule's published bubble beside the simulated one.
+/// A schedule's published bubble next to the simulated one.
 struct FormulaFigures {
   std::string_view text;    ///< "(PP/2-1)(F&B+B-3W)"
-  Time published = 0;       ///< what it gives for these costs
+  Time published = 0;       ///< its value for these costs
   std::vector<Time> exact;  ///< the true closed form of each rank; empty where it is not known
   bool holds = false;       ///< every rank's simulated bubble equals `published`
 };
@@ -56,8 +56,8 @@ struct Report {
 /// whole share of the model.
 double ActivationsHeld(const Plan& plan, const CostModel& costs, const Simulation& run);
 
-/// The same as a multiple of what 1F1B's fullest rank holds with the same stages, neighbours merged
-/// to one a rank.
+/// Like ActivationsHeld, as a multiple of what 1F1B's fullest rank holds with the same stages,
+/// neighbours merged to one a rank.
 double MemoryOf1F1B(const Plan& plan, const CostModel& costs, const Simulation& run);
 
 /// Report::without_updates

@@ -3,21 +3,23 @@
 #
 #   tools/gpu_check.sh [correctness|speed|all] [--only REGEX] [--seconds N] [--out DIR] [--pack FILE]
 #
-# correctness: partitions of SMs, NCCL with several ranks on the one GPU, each test case of the kernels,
-# gradients of whole steps (bit for bit against one rank, closely against the CPU), compute-sanitizer.
-# speed: each family of kernels, each schedule, what ncu sees of the largest kernels.
+# correctness: partitions of SMs, NCCL with several ranks on the one GPU, each test case of the
+# kernels, gradients of whole steps (bit for bit against one rank, closely against the CPU),
+# compute-sanitizer. speed: each family of kernels, each schedule, what ncu sees of the largest
+# kernels.
 #
-# It runs what tools/gpu_pack.sh has packed; the machine then needs a driver, cuBLASLt, cuDNN and NCCL,
-# in CUDA's toolkit or in PyTorch's packages, and no compiler. Where nothing is packed, it builds.
-# This file and pack.tar.gz in one folder are all it takes; results are then in its folder gpu_check.
-# It also runs where pack.tar.gz was unpacked. Libraries are looked for in LD_LIBRARY_PATH first.
-# Without a GPU everything is run all the same, up to where it needs one.
+# It runs what tools/gpu_pack.sh has packed; the machine then needs a driver, cuBLASLt, cuDNN and
+# NCCL, in CUDA's toolkit or in PyTorch's packages, and no compiler. If nothing is packed, it
+# builds. This file and pack.tar.gz in one folder are all it takes; results are then in its folder
+# gpu_check. It also runs where pack.tar.gz was unpacked. Libraries are looked for in
+# LD_LIBRARY_PATH first. Without a GPU everything is run all the same, up to where it needs one.
 #
-# --only: the parts whose names the extended regular expression matches; --seconds: the most of each call (520).
-# Each part is a process with a time limit of its own, and hides no other. DIR (build/gpu_check) gets
-# results.jsonl, a JSON object a line as soon as it is known: of each part its status (ok, FAILED, SKIP),
-# reason and seconds; of each figure its value, unit, target and ratio, at least 1 where the target is
-# met. log.txt has what the parts have said. Those of an earlier call are kept as results-1.jsonl, log-1.txt, ..
+# --only: the parts whose names the extended regular expression matches; --seconds: the most of each
+# call (520). Each part is a process with a time limit of its own, and hides no other. DIR
+# (build/gpu_check) gets results.jsonl, a JSON object a line as soon as it is known: of each part
+# its status (ok, FAILED, SKIP), reason and seconds; of each figure its value, unit, target and
+# ratio, at least 1 where the target is met. log.txt has what the parts have said. Results of an
+# earlier call are kept as results-1.jsonl, log-1.txt, ..
 #
 # Exit code 0: nothing failed; 1: something did, or there was no time for it; 77: there is no GPU.
 set -u
@@ -80,7 +82,7 @@ done
 mkdir -p -- "$out" 2>/dev/null || usage "--out: $out cannot be made"
 results=$(cd -- "${out/#-/.\/-}" && pwd)/results.jsonl
 log=${results%/*}/log.txt
-# Results of an earlier call are kept beside.
+# Results of an earlier call are kept.
 if [ -s "$results" ]; then
   number=1
   while [ -e "${results%.jsonl}-$number.jsonl" ]; do number=$((number + 1)); done

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Sets everything up, builds all of it and passes every test; what quickstart.sh has built is used.
+# Sets everything up, builds all of it and passes every test. Uses the build of quickstart.sh.
 set -eu
 cd "$(dirname "$0")/.."
 

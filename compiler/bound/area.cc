@@ -1,13 +1,13 @@
 // Memory x time. Between the start of its F and the end of its B a chunk holds an activation, for
-// no less than f + lag + b, and then a stash until the end of its rest. What a rank holds is never
-// more than the limit, so over the step
+// no less than f + lag + b, and then a stash until the end of its rest. A rank never holds more
+// than the limit, so over the step
 //
 //     activation * sum(f + lag + b) + stash * sum(rest) + ramps <= limit * time.
 //
-// Slots: n = limit / activation chunks, at most, are between F and B at once. Nothing is held
-// before the head of the rank. The forwards start at least the shortest f apart, so the k-th slot
-// is empty for (k - 1) f after that; likewise backwards end at least the shortest b apart, and
-// after the last of them there is the shortest tail. With the ramps n (n - 1) / 2 times (f + b)
+// Slots: n = limit / activation chunks, at most, are between F and B at once. The rank holds no
+// activation before its head. The forwards start at least the shortest f apart, so the k-th slot is
+// empty for (k - 1) f after that; likewise backwards end at least the shortest b apart, and after
+// the last of them there is the shortest tail. With the ramps n (n - 1) / 2 times (f + b)
 //
 //     makespan >= head + (sum(f + lag + b) + ramps) / n + tail.
 //
@@ -16,8 +16,8 @@
 //
 // Bytes: the same with the limit for n, which counts the stashes too. There the ramp at the end is
 // known only if the stash is the whole activation: chunks are released a rest apart. In a pair
-// shorter than its parts the rest may be done beside something else: it counts as 0. Ranks that
-// recompute are left out: between F and R they hold less.
+// shorter than its parts the rest may overlap other work: it counts as 0. Ranks that recompute are
+// left out: between F and R they hold less.
 
 #include <algorithm>
 #include <cmath>
@@ -27,8 +27,8 @@
 namespace contraflow {
 namespace {
 
-/// Sums over the chunks of a rank. Of doubles, for products of bytes and times are beyond 64 bits;
-/// what their rounding may be worth is taken off in the end.
+/// Sums over the chunks of a rank. They are doubles, as products of bytes and times exceed 64 bits;
+/// an upper bound of the rounding is subtracted at the end.
 struct RankArea {
   double held = 0, rests = 0;
   Time head = kNever, tail = kNever, f = kNever, b = kNever, rest = kNever;
@@ -56,8 +56,8 @@ void Add(const BoundInput& input, const RouteWork& route, size_t k, size_t count
   }
 }
 
-/// The least whole number of ticks that is not below `ticks`, nor below what it would be without
-/// the roundings of some operations for each of `count` chunks.
+/// Smallest whole number of ticks that covers `ticks` and the rounding of some operations in each
+/// of `count` chunks.
 Time Ceiling(double ticks, int64_t count) {
   return static_cast<Time>(std::ceil(ticks * (1 - 1e-15 * static_cast<double>(count + 16))));
 }

@@ -22,7 +22,7 @@ enum class BoundKind : uint8_t {
   kLink,          ///< messages of one directed edge, one at a time (order.cc)
   kLane,          ///< the components of one lane of a rank (component.cc)
   kHostLink,      ///< the copies of a rank to the host or back, one at a time (host_link.cc)
-  kStashes,       ///< what may wait for W when the last B of a rank runs (stash.cc)
+  kStashes,       ///< stashes that may wait for W when the last B of a rank runs (stash.cc)
 };
 
 /// "critical path", "busy rank", "order of micro-batches", ...
@@ -37,7 +37,7 @@ struct Bound {
   Time head = 0;  ///< before the first of the work can begin
   Time work = 0;  ///< one after the other; of kMemoryArea the area divided by the limit
   Time idle = 0;  ///< while it cannot all be done, no less than this
-  Time tail = 0;  ///< what has to follow the last of it
+  Time tail = 0;  ///< work that must follow the last of it
 };
 
 /// The best of all bounds on the makespan of every schedule with this placement (routes), these
@@ -52,8 +52,9 @@ struct Bound {
 Bound ProveBound(const Plan& plan, const CostModel& costs,
                  std::optional<int64_t> memory_limit = std::nullopt);
 
-/// The same for every schedule of these routes that may recompute and offload any cells, built from
-/// F, B, W, BW, FB, R, OFFLOAD and RELOAD. A limit that not even one activation fits says nothing.
+/// Like ProveBound, for every schedule of these routes that may recompute and offload any cells,
+/// built from F, B, W, BW, FB, R, OFFLOAD and RELOAD. A limit that not even one activation fits
+/// says nothing.
 Bound BoundOfOffloaded(const Plan& frame, const CostModel& costs,
                        std::optional<int64_t> memory_limit);
 
@@ -63,9 +64,9 @@ struct StageSurroundings {
   Time head = 0, lag = 0, tail = 0;
 };
 
-/// The same from what a rank with one stage says alone, whatever stages are around it: `costs` are
-/// of that stage, without overlap between micro-batches of other routes. Throws Error if one
-/// activation does not fit the limit.
+/// Like ProveBound, from one rank with one stage, for any stages around it: `costs` are of that
+/// stage, without overlap between micro-batches of other routes. Throws Error if one activation
+/// does not fit the limit.
 Bound ProveStageBound(const CostModel& costs, int microbatches, const StageSurroundings& around,
                       std::optional<int64_t> memory_limit);
 
@@ -76,7 +77,7 @@ struct RankStage {
   StageSurroundings around;
 };
 
-/// The same from what a rank with several stages says alone, for any memory.
+/// Like ProveStageBound, for a rank with several stages and any memory.
 Time ProveRankBound(std::span<const RankStage> stages);
 
 /// The value of ProveBound for any memory.

@@ -10,8 +10,8 @@
 //     makespan >= least head + sum of durations + least tail,
 //
 // and the largest of these is the makespan of Jackson's preemptive schedule. With all jobs in the
-// set this is head + busy. Micro-batches that cost the same are one job. Where many differ, those
-// with about the same work are one as well, with the least of their heads and tails: that proves a
+// set this is head + busy. Micro-batches that cost the same are one job. If many differ, those with
+// about the same work are one as well, with the least of their heads and tails: that proves a
 // little less, and sorting all would take most of the time.
 //
 // Recompute. R is one more job between F and B of its chunk, and a lag is never shorter than it.

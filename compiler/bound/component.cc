@@ -108,7 +108,7 @@ std::vector<Components> ComponentsOf(const Plan& plan, const CostModel& costs, i
 struct Way {
   std::vector<Time> down;    ///< when it comes to each stage
   std::vector<Time> up;      ///< when its gradient does
-  std::vector<Time> behind;  ///< what follows the backward chain of each stage
+  std::vector<Time> behind;  ///< work after the backward chain of each stage
   Time all = 0;
 
   /// `turn`: what lies between the last forward and the first backward chain.

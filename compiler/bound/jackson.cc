@@ -1,6 +1,6 @@
-// At every moment the job with the longest tail runs, of those that can. Of a queue only the job at
-// its front can be that one, so queues need no priority queue over all jobs: linear in jobs for a
-// few queues.
+// At every moment the job with the longest tail runs, of those that can. In a queue, only the job
+// at the front can be that one, so queues need no priority queue over all jobs: linear in jobs for
+// a few queues.
 
 #include "compiler/bound/jackson.h"
 

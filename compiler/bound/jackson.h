@@ -26,7 +26,7 @@ class Jackson {
 
   /// A set of jobs whose head, work and tail add up to the makespan; nothing without jobs.
   Reason Binding();
-  /// The same, where the tail of the job that determines the makespan is known.
+  /// Like Binding, where the tail of the job that determines the makespan is known.
   Reason BindingBefore(Time tail);
 
  private:

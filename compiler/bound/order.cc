@@ -1,8 +1,8 @@
-// Order of micro-batches. The longest path to an operation (positions.cc) is its head, the
-// longest path from its end its tail, and for every set of operations of a rank
-// makespan >= least head + durations + least tail; the largest is that of Jackson's preemptive
-// schedule. Where micro-batches differ, what their work is more than the shortest is one job more,
-// anywhere between the rank's first head and the end.
+// Order of micro-batches. The longest path to an operation (positions.cc) is its head, the longest
+// path from its end its tail, and for every set of operations of a rank makespan >= least head +
+// durations + least tail; the largest is that of Jackson's preemptive schedule. If micro-batches
+// differ, their work above the shortest is one more job, anywhere between the rank's first head and
+// the end.
 //
 // Links. With a bandwidth the messages of a directed edge go one at a time, the k-th no earlier
 // than its k-th producer ends, and its k-th consumer follows: an edge is one more lane.

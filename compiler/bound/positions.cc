@@ -26,7 +26,7 @@
 //    sum of stash (k - omega_i) + (activation - stash) (k - beta_i) <= limit, and with
 //    k - beta_i >= 1: k - omega_i <= (limit - (j + 1) (activation - stash)) / stash - j.
 //  * Together. The first of these, read as a sum: over i <= j at least (j + 1) k - n backwards have
-//    ended, and at most k - 1 of each s_i. Of these (j + 1) (k - 1) all but n - j - 1 come before
+//    ended, and at most k - 1 of each s_i. All but n - j - 1 of these (j + 1) (k - 1) come before
 //    F of s_j, k: it starts no earlier than the (n - j)-th latest of them ends. Likewise rests. And
 //    read from the end of B of s_j: the (n - j)-th earliest of the forwards of s_0 .. s_j with
 //    numbers above k starts after it.
@@ -40,7 +40,7 @@
 //
 // Work between. A micro-batch comes to a rank's stages s_0, s_1, .. of one route in this order, and
 // to their backwards in the reverse one: call F of s_0, F of s_1, .., B of s_1, B of s_0 the passes
-// of the rank. As the k-th of each pass comes after the k-th of the one before it, all of the i-th
+// of the rank. The k-th of each pass comes after the k-th of the pass before it. So all of the i-th
 // to the k-th of the passes from `from` to `to` come after the i-th of `from` and, but for `to`
 // itself, before the k-th of `to`. The rank runs them one at a time: that takes
 //
@@ -54,8 +54,8 @@
 //
 // A rank that is busy all the time pushes its k-th backward as far back as its work, wherever that
 // is done; seen from another rank this is a head or a tail that grows with k. It is what keeps two
-// ranks from being as fast as each of them could be: one that can give its backwards no faster
-// than it has forwards in between, and one upstream that cannot wait for them.
+// ranks from being as fast as each of them could be: one that can give its backwards no faster than
+// it has forwards in between, and one upstream that cannot wait for them.
 
 #include "compiler/bound/positions.h"
 
@@ -151,7 +151,7 @@ std::map<int, std::vector<PassOfRank>> PassesOf(const RouteWork& route) {
   return passes;
 }
 
-/// Adds the times from the passes[a] on.
+/// Adds the times from passes[a] to each later pass.
 void AddFrom(const BoundInput& input, const RouteWork& route, const std::vector<PassOfRank>& passes,
              size_t a, std::vector<WorkBetween>* between) {
   const auto& [pass, stage, duration] = passes[a];
@@ -312,8 +312,8 @@ class Finder {
   size_t At(size_t s, size_t k) const { return s * size_ + k; }
   Time RestOf(size_t s) const { return input_.RestOfPosition(route_, s); }
 
-  /// The largest of what a few lists of `length` have, but for the `spared` largest; 0 where there
-  /// are none. `time(i, k)`: the k-th of list i, of lists that descend.
+  /// Returns the largest value of a few descending lists of `length`, without the `spared` largest;
+  /// 0 if none is left. `time(i, k)` is the k-th of list i.
   template <typename TimeOf>
   Time Largest(size_t lists, size_t length, size_t spared, TimeOf time) const {
     if (spared > kMostTogether || spared >= length * lists) return 0;

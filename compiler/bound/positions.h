@@ -15,8 +15,8 @@ struct Precedence {
   Time delay;  ///< from the start of the one to the start of the other
 };
 
-/// Before F of stages[j] of one rank, and after its B, come all but so many of what the first j + 1
-/// stages have done before, or have to do after.
+/// Before F of stages[j] of one rank, and after its B, come all but this many of what the first j +
+/// 1 stages have done before, or have to do after.
 struct Together {
   std::vector<size_t> stages;  ///< the first j + 1
   size_t backwards = 0;        ///< that need not have ended, and forwards that need not come after
@@ -45,7 +45,7 @@ struct WorkBetween {
 std::vector<WorkBetween> WorkBetweenOf(const BoundInput& input, const RouteWork& route);
 
 /// Work left to a rank when an operation of a route starts: of each position from its own on, at
-/// least so much. By stage; 0 where a pair may be shorter than its parts.
+/// least so much. One a stage; 0 if a pair may be shorter than its parts.
 struct Remainder {
   std::vector<Time> forward, backward;
 };

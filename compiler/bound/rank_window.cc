@@ -55,12 +55,12 @@
 //
 //     idle >= max(0, wait - j longest) + max(0, lag - (n - 1 - j) longest).
 //
-// Which stage and which j the bound cannot know: it is the least for any. Where x has to wait a
-// little more than j forwards take, the rank is idle in front of x; one forward more before x is
-// one less after it, which memory lets it run only once. That is so on the middle ranks of a
-// bidirectional placement with n = P + 1: wait = f + hop, for x the second forward a hop of idle
-// time, for x the third the last forward missing from the lag. One window with n forwards in it,
-// however they lie, does not see it.
+// Which stage and which j the bound cannot know: it is the least for any. If x has to wait a little
+// more than j forwards take, the rank is idle in front of x; one forward more before x is one less
+// after it, which memory lets it run only once. That is so on the middle ranks of a bidirectional
+// placement with n = P + 1: wait = f + hop, for x the second forward a hop of idle time, for x the
+// third the last forward missing from the lag. One window with n forwards in it, however they lie,
+// does not see it.
 //
 // Without the max the sum does not depend on j; the first term falls with j until it is 0, the
 // second is 0 until it rises. So the least is at an end, or next to one of the two corners.

@@ -5,12 +5,12 @@
 // When the last B of a rank runs, its own activation is there, and a stash for each cell that has
 // had its B and not its W. So these are no more than (limit - activation) / stash, and when that B
 // has ended no more than x = 1 + (limit - activation) / stash rests are left. All else that the
-// rank has to do is done, for every F and every R comes before a B of the rank; what follows is the
-// way upstream of that micro-batch, or its own rest:
+// rank has to do is done, for every F and every R comes before a B of the rank; the way upstream of
+// that micro-batch follows, or its own rest:
 //
 //     makespan >= head + work - the x longest rests + tail.
 //
-// Without a limit x is all of them, and only the tail of the critical path is left. Where stages of
+// Without a limit x is all of them, and only the tail of the critical path is left. If stages of
 // the rank differ, activation and stash are the least of any. The last backward of a rank is in no
 // pair, for a pair's forward has its backward still to come.
 

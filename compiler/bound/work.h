@@ -68,8 +68,8 @@ struct BoundInput {
   std::vector<RouteWork> routes;
   std::optional<MemoryLimit> memory;   ///< with an amount, for any stage
   std::vector<MemoryLimit> memory_of;  ///< of each rank, by the stages it has; empty: no limit
-  /// The shortest full backward of each rank. Where there are pairs, every backward is followed on
-  /// its rank by one that is in no pair, for a pair's forward has its backward still to come.
+  /// The shortest full backward of each rank. If there are pairs, every backward is followed on its
+  /// rank by one that is in no pair, for a pair's forward has its backward still to come.
   std::vector<Time> least_backward;
   std::vector<bool> recomputes;  ///< ranks with a stage of which some chunk is recomputed
 
@@ -115,8 +115,8 @@ Time IdleBeforeFirstBackward(const std::vector<FirstBackwardIdle>& openings, int
 /// Keeps the larger; of equal ones the first.
 void KeepLarger(Bound* best, const Bound& bound);
 
-/// Each raises `best` if it proves more.
-/// `most_jobs`: of a kind and stage, beyond which micro-batches with about the same work are one.
+/// Raise `best` if they prove more. With over `most_jobs` jobs of a kind and stage, micro-batches
+/// with about the same work count as one.
 void RaiseByChunks(const BoundInput& input, Bound* best, size_t most_jobs = 32);
 void RaiseByOrder(const BoundInput& input, Bound* best);
 void RaiseByWindows(const BoundInput& input, Bound* best);

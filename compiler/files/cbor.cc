@@ -252,7 +252,7 @@ class Reader {
     return (bits & 0x8000) != 0 ? -magnitude : magnitude;
   }
 
-  std::string_view rest_;    // what is at hand and not taken yet
+  std::string_view rest_;    // bytes at hand and not taken yet
   uint64_t got_;             // bytes of the document so far, with the rest
   std::vector<char> piece_;  // holds the rest, but for the beginning
   const MoreBytes& more_;

@@ -35,13 +35,13 @@ Json ParallelToJson(const Parallel& parallel);
 /// The layers of a stage, a letter each.
 StageLayers ReadStageLayers(const JsonCursor& field);
 
-/// The components of so many layers ("attn_f" ..), each one number or a list. With `kinds`, those
+/// The components of this many layers ("attn_f" ..), each one number or a list. With `kinds`, those
 /// that no layer has may be left out.
 MoeCost ReadComponents(const JsonCursor& moe, Unit unit, int layers, const StageLayers& kinds);
 void AddComponents(const MoeCost& moe, Unit unit, Json* object);
 
 /// Bytes of what a layer holds, by Value; those that are not given have none. With `layers` each
-/// may be a list with one entry for each of so many.
+/// may be a list with one entry for each of this many.
 std::vector<ValueBytes> ReadValues(const JsonCursor& values, int layers = 0);
 /// Bytes that a layer with these values holds from F to the end of B, and the part of them held to
 /// the end of W.

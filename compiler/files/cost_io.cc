@@ -98,7 +98,7 @@ std::vector<std::vector<LayerShare>> ReadShares(const JsonCursor& root, Unit uni
   return shares;
 }
 
-/// Without stage costs: empty where they may be derived from components.
+/// Reads the stage costs. Empty if there are none and components may give them.
 std::vector<StageCost> ReadStages(const JsonCursor& root, Unit unit, bool may_derive,
                                   CostMending* mending) {
   const std::optional<JsonCursor> alike = root.Optional("stage");
@@ -123,7 +123,7 @@ std::vector<StageCost> ReadStages(const JsonCursor& root, Unit unit, bool may_de
     root.Fail(
         root.Optional("moe")
             ? "has \"moe\" and no stage costs; a plan keeps the stage costs it was made with: "
-              "give \"stage\": {\"f\": .., \"b\": .., \"w\": ..} beside it"
+              "give \"stage\": {\"f\": .., \"b\": .., \"w\": ..} as well"
             : "has no stage costs; give \"stage\": {\"f\": .., \"b\": .., \"w\": ..} (every "
               "stage alike), \"stages\" with one such entry for each stage, \"layers\", or "
               "\"moe\"");

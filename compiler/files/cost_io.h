@@ -8,7 +8,7 @@
 
 namespace contraflow {
 
-/// Repairs of measured costs, which are noisy, and whose timers may know no b and w.
+/// Repairs of measured costs: noise, and timers without b and w.
 struct CostMending {
   double split = 0.5;  ///< share of b in a full backward that is given without its parts
   /// Assumptions made, each with place and path: a figure shorter than a part of it (MendNoise), a

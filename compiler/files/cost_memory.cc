@@ -88,7 +88,7 @@ MemoryCost ReadMemory(const JsonCursor& memory, const std::optional<MoeCost>& mo
   if (!activation && !values) memory.Required("activation_bytes");
   if (!activation && !moe) {
     memory.Fail(
-        "has \"values\" and no \"activation_bytes\", which follows from them only beside \"moe\"; "
+        "has \"values\" and no \"activation_bytes\", which follows from them only with \"moe\"; "
         "give one of the two");
   }
   ReadActivations(memory, activation, memory.Optional("w_stash_bytes"), &cost);

@@ -85,7 +85,7 @@ void AddShares(std::span<const LayerShare> shares, Unit unit, Json* stage) {
 }  // namespace
 
 Json TimeToJson(Time ticks, Unit unit) {
-  // Whole only where a double holds it, since that is what readers make of it.
+  // Largest whole number that readers keep exact, in a double.
   constexpr Time kExact = Time{1} << 53;
   const Time per_unit = TicksPerUnit(unit);
   if (ticks % per_unit == 0 && ticks / per_unit <= kExact) return ticks / per_unit;

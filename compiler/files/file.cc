@@ -79,7 +79,7 @@ int WriteAll(int fd, std::string_view content) {
   return 0;
 }
 
-/// 0, or why what was written may be lost.
+/// Returns 0, or the errno with which written data may be lost.
 int Sync(int fd) {
   while (fsync(fd) != 0) {
     // Some file systems have nothing to flush.
@@ -89,9 +89,9 @@ int Sync(int fd) {
   return 0;
 }
 
-/// A name beside `target` that nobody can foresee. Not derived from its name, which may already be
+/// An unpredictable name in the folder of `target`. Not derived from its name, which may already be
 /// as long as a name can be.
-std::string NameBeside(const std::string& target) {
+std::string TemporaryName(const std::string& target) {
   std::random_device random;
   return target.substr(0, target.rfind('/') + 1) + ".contraflow-" + std::to_string(random()) + "-" +
          std::to_string(random()) + ".tmp";
@@ -146,7 +146,7 @@ void Replace(const std::string& path, const Content& write, const struct stat* e
   };
   std::optional<OutputFile> file;
   named([&] {
-    file.emplace(NameBeside(target));
+    file.emplace(TemporaryName(target));
     if (existing != nullptr) file->SetMode(existing->st_mode & 07777);
   });
   write([&](std::string_view piece) { named([&] { file->Write(piece); }); });
@@ -281,9 +281,9 @@ void OutputFile::CloseAs(const std::string& path) {
 }
 
 NewFolder::NewFolder(const std::string& target)
-    : target_(Trimmed(target)), room_(NameBeside(target_)) {
+    : target_(Trimmed(target)), room_(TemporaryName(target_)) {
   // One that is there already belongs to somebody else.
-  for (int left = 8; mkdir(room_.c_str(), 0700) != 0; room_ = NameBeside(target_)) {
+  for (int left = 8; mkdir(room_.c_str(), 0700) != 0; room_ = TemporaryName(target_)) {
     if (errno != EEXIST || --left == 0) FailFolder(target, {errno, std::generic_category()});
   }
   if (mkdir(path().c_str(), 0777) == 0) return;

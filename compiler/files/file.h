@@ -23,7 +23,7 @@ std::string ReadFile(const std::string& path, int64_t limit);
 /// directory, full disk) the temporary file is removed and Error names path and reason.
 void WriteFile(const std::string& path, std::string_view content);
 
-/// The same piece by piece: `write` is called once and hands the content over with `put`. An
+/// Like WriteFile, piece by piece: `write` is called once and hands the content over with `put`. An
 /// exception of `write` is passed on, and nothing is left of the file.
 using PutBytes = std::function<void(std::string_view piece)>;
 void WriteFile(const std::string& path, const std::function<void(const PutBytes& put)>& write);
@@ -48,8 +48,8 @@ void RemoveUnfinished();
 /// have half made is removed: what writes then throws Error.
 void RemoveUnfinishedOnSignals();
 
-/// A folder that is being made: in one of a random name beside `target`, which nobody else can look
-/// into, and gone at the end unless it is kept.
+/// A folder under construction. It has a random name next to `target`, is private, and is removed
+/// at the end unless it is kept.
 class NewFolder {
  public:
   explicit NewFolder(const std::string& target);
@@ -58,7 +58,7 @@ class NewFolder {
   ~NewFolder();
 
   std::string path() const { return room_ + "/new"; }
-  /// Puts it in the place of `target`; what stood there is removed. Throws Error if that cannot be
+  /// Moves it to `target`, and removes the file that was there. Throws Error if that cannot be
   /// done; then the old one is still there.
   void Keep();
 
@@ -173,13 +173,13 @@ class OutputFile {
 
   void Write(std::string_view text);
   void Write(std::span<const std::byte> bytes);
-  /// Whole pages of the system, to the disk without a copy in memory where its file system can.
+  /// Writes whole pages of the system, past the page cache if the file system can.
   void WriteThrough(std::span<const std::byte> pages);
   /// The permissions of a file that it is to replace.
   void SetMode(unsigned mode);
   /// Flushes it to the disk.
   void Close();
-  /// The same, and gives it this name in the place of the file that has it.
+  /// Like Close, and gives it this name in the place of the file that has it.
   void CloseAs(const std::string& path);
   /// Bytes written so far.
   int64_t size() const { return size_; }

@@ -40,8 +40,8 @@ struct JsonRows {
   std::function<void(size_t row)> begin;  ///< row 0, 1, ... starts
   /// String `index` of the row. The view ends with the call. Its exceptions are passed on.
   std::function<void(size_t row, size_t index, std::string_view text)> take;
-  /// The same of an entry that is a list of at most kMaxRowIntegers whole numbers; where it is
-  /// empty, such an entry is refused.
+  /// Like `take`, for an entry that is a list of at most kMaxRowIntegers whole numbers. If empty,
+  /// such an entry is refused.
   std::function<void(size_t row, size_t index, std::span<const int64_t> integers)> integers = {};
 };
 inline constexpr size_t kMaxRowIntegers = 32;
@@ -127,7 +127,8 @@ JsonDocument ParseJson(std::string_view document, const std::string& place,
 
 /// The text in quotes, with JSON's escapes.
 std::string QuoteJson(std::string_view text);
-/// The same of a key or text from a document for use in a message: cut short where it is long.
+/// Like QuoteJson, of a key or text from a document for use in a message: cut short where it is
+/// long.
 std::string Excerpt(std::string_view text);
 /// The shortest decimal text that reads back as the same double; finite values only.
 std::string FormatReal(double value);
@@ -135,7 +136,7 @@ std::string FormatReal(double value);
 /// one below the other.
 void WriteJson(const Json& value, std::string* out);
 
-// The same in CBOR (RFC 8949).
+// Like WriteJson, in CBOR (RFC 8949).
 /// Append the head of an array or a map of `size` entries.
 void BeginCborArray(uint64_t size, std::string* out);
 void BeginCborMap(uint64_t size, std::string* out);

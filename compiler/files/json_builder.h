@@ -80,8 +80,8 @@ void ReadCbor(std::string_view document, const std::string& place, JsonBuilder* 
 /// Puts up to `most` further bytes of a document there; 0 at its end.
 using MoreBytes = std::function<size_t(char* to, size_t most)>;
 
-/// The same of a document that comes piece by piece: its beginning, then what `more` gives. Holds a
-/// piece of it at a time.
+/// Like the overload above, for a document in pieces: its beginning, then those of `more`. Holds
+/// one piece at a time.
 void ReadCbor(std::string_view beginning, const MoreBytes& more, const std::string& place,
               JsonBuilder* builder);
 

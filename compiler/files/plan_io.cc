@@ -45,7 +45,7 @@ std::vector<Route> ReadRoutes(const JsonCursor& list, const Plan& plan) {
     for (size_t i = 0; i < routes.back().microbatches.size(); ++i) {
       const int m = routes.back().microbatches[i];
       if (m <= last) {
-        microbatches.Item(i).Fail("must be ascending, " + std::to_string(m) + " stands behind " +
+        microbatches.Item(i).Fail("must be ascending, " + std::to_string(m) + " stands after " +
                                   std::to_string(last));
       }
       last = m;
@@ -89,7 +89,7 @@ void ReadStageLayers(const JsonCursor& field, Plan* plan) {
 constexpr size_t kMaxWord = 200;
 constexpr int64_t kMost = int64_t{1} << 62;
 
-/// Text that goes to a terminal as it stands.
+/// Reads text that is printed to a terminal verbatim.
 std::string ReadText(const JsonCursor& field, const char* noun) {
   const std::string& text = field.String(noun, kMaxWord);
   const auto plain = [](char c) { return c >= ' ' && c <= '~'; };

@@ -12,18 +12,17 @@ namespace contraflow {
 inline constexpr std::string_view kPlanFormat = "contraflow-plan";
 inline constexpr int kPlanVersion = 1;
 
-/// Reads a plan document, JSON text or its binary form (CBOR); the first byte tells which.
-/// `place` (a file name) begins every error message, followed by the JSON path.
-/// Hostile input is expected: unknown and duplicate keys, wrong types, values out of range and
-/// counts over the limits of plan.h are refused before anything is allocated for them. It checks
-/// the form of the document only; whether the plan is sound is Verify's to say. Throws Error
-/// "PLACE: PATH: what is wrong; what would be right".
+/// Reads a plan document, JSON text or its binary form (CBOR); the first byte tells which. `place`
+/// (a file name) begins every error message, followed by the JSON path. Hostile input is expected:
+/// unknown and duplicate keys, wrong types, values out of range and counts over the limits of
+/// plan.h are refused before anything is allocated for them. It checks the form of the document
+/// only; whether the plan is sound is Verify's to say. Throws Error "PLACE: PATH: FLAW; REMEDY".
 Plan ReadPlan(std::string_view document, const std::string& place);
 
 /// Reads a plan file, the binary form piece by piece, or a folder with a file for each rank
 /// (ReadRankFiles). Throws Error if it cannot be read.
 Plan ReadPlanFile(const std::string& path);
-/// The same of a file that is open.
+/// Like the overload above, of a file that is open.
 Plan ReadPlanFile(InputFile* file);
 /// A plan file is refused beyond that: there is room for fifty million instructions, in
 /// the binary form for three times as many.
@@ -64,7 +63,7 @@ RankPlan ReadRankPlan(std::string_view document, const std::string& place);
 /// Name of a rank's file in its folder.
 std::string RankFileName(int rank);
 
-/// Writes a plan as a folder, which is complete or not there: into a temporary name beside it,
+/// Writes a plan as a folder, which is complete or not there: under a temporary name next to it,
 /// then renamed. A folder that is there is replaced if it holds a plan and nothing else; Error if
 /// not, or if anything cannot be written.
 void WriteRankFiles(const std::string& folder, const Plan& plan);

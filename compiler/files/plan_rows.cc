@@ -99,7 +99,7 @@ class PlanLimits {
   }
 
   /// Throw Error "PLACE: PATH: what" for an entry out of range, and for more of them than there can
-  /// be. The program of this row of the document, with so many slots (level buffer only).
+  /// be. The program of this row of the document, with this many slots (level buffer only).
   void Check(const Program& program, size_t row, size_t slots) {
     path_ = ": /programs/" + std::to_string(row);
     index_ = -1;
@@ -124,7 +124,7 @@ class PlanLimits {
       Check(mark, "the micro-batch", mark.microbatch, plan_.microbatches);
       Check(mark, "\"before\"", mark.before, std::ssize(program) + 1);
       if (mark.before < last) {
-        Fail("mark \"" + ToString(mark) + "\": stands behind one before " + std::to_string(last) +
+        Fail("mark \"" + ToString(mark) + "\": stands after one before " + std::to_string(last) +
              "; \"before\" must ascend");
       }
       last = mark.before;

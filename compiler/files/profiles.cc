@@ -28,7 +28,7 @@ fs::path ThisBinary() {
 }
 
 /// Folders in which profiles are looked up, first match wins: those of the user, those installed
-/// with this program or beside this library, in the build tree those of the sources, and where the
+/// with this program or next to this library, in the build tree those of the sources, and where the
 /// package was to be installed.
 std::vector<std::string> ProfileFolders() {
   std::vector<std::string> folders;

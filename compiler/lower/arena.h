@@ -25,7 +25,7 @@ class ArenaPacker {
   using Price = std::function<int(const LastUses& uses)>;
 
   /// Offset of `bytes` (> 0) that are free: of all places where every byte has a price the one that
-  /// leaves least beside it, then the one with the fewest events, then the lowest. Grows if there
+  /// leaves the smallest gap, then the one with the fewest events, then the lowest. Grows if there
   /// is none. Appends the last uses of all that lay there to `before`.
   int64_t Take(int64_t bytes, const Price& price, std::vector<LastUses>* before);
 

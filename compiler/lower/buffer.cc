@@ -180,7 +180,7 @@ class Packer {
     return events;
   }
 
-  /// An instruction waits for one of every other lane at most. Where a rank has so many peers that
+  /// An instruction waits for one of every other lane at most. If a rank has so many peers that
   /// even these are too many, only waits for the compute and all-to-all lane are added.
   bool HasRoom(int32_t use) const {
     constexpr int kLocal = 2;

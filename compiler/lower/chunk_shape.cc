@@ -23,7 +23,7 @@ Op RecomputeOf(Op op) {
 }
 
 /// Makes of the shape of a forward of such layers that of this much of it, run again.
-void RunAgain(const RecomputeExtent& extent, const MoeCost& layers, ChunkShape* shape) {
+void AddRecompute(const RecomputeExtent& extent, const MoeCost& layers, ChunkShape* shape) {
   std::vector<ChunkPart>& chain = shape->chains[0];
   for (ChunkPart& component : chain) component.op = RecomputeOf(component.op);
   std::erase_if(chain, [&](const ChunkPart& component) {
@@ -110,7 +110,7 @@ const ChunkShape& ChunkShapes::Of(const Instruction& chunk) {
   } else {
     Append(interleave(chains), &shape);
   }
-  if (recompute) RunAgain(ExtentOf(chunk), forward, &shape);
+  if (recompute) AddRecompute(ExtentOf(chunk), forward, &shape);
   if (recompute && shape.chains[0].empty()) {
     throw Error("stage " + std::to_string(chunk.stage) + " has no components that `recompute` " +
                 ToString(ExtentOf(chunk)) + " runs again; leave it out");

@@ -170,7 +170,7 @@ class Inserter {
   /// Puts REDUCE and STEP of every stage into the inboxes of its holders.
   void InsertSteps() {
     std::vector<Moment> weighed(static_cast<size_t>(plan_.stages));
-    std::vector<Moment> backward(plan_.programs.size());  // what the last one sends
+    std::vector<Moment> backward(plan_.programs.size());  // the message that the last one sends
     for (size_t r = 0; r < plan_.programs.size(); ++r) {
       const Program& program = plan_.programs[r];
       for (size_t i = 0; i < program.size(); ++i) {

@@ -108,8 +108,8 @@ class Writer {
     });
   }
 
-  /// An instruction that takes memory waits for the first so many OFFLOADs, the last of them on
-  /// their lane; where lanes are shared it may begin before some are written.
+  /// Makes an instruction that takes memory wait for the first n OFFLOADs, by the last of them on
+  /// their lane. With shared lanes, some of them may not be written yet.
   static void Gone(const RankState& rank, int count, Instruction* i) {
     const auto last = std::find_if(rank.written.rbegin(), rank.written.rend(),
                                    [count](const auto& offload) { return offload.first < count; });
@@ -249,7 +249,7 @@ class Writer {
   Plan result_;
 };
 
-/// The rules that are tried; `typical` is the time of a component. Of many more (windows 1 to 6,
+/// The rules that are tried; `typical` is the time of a component. Among many more (windows 1 to 6,
 /// five patiences, both orders) these leave 0.1 % on average of what the best gives, over schedules
 /// and costs of all kinds. More chunks under way at once would be faster still, and make GPipe's
 /// memory of every schedule.

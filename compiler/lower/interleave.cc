@@ -8,8 +8,8 @@
 //   * Only active orders (Giffler and Thompson 1960): of the components that could be next, the one
 //     that would end first names the lane, and next on that lane is one that begins before that
 //     end. One that begins later leaves room for the other in front of it at no loss.
-//   * A weight part never waits: its own backward component ran before it on the same lane. Of two
-//     equally long ones the earlier released goes first; to swap them changes no time.
+//   * A weight part never waits: its own backward component ran before it on the same lane. Among
+//   two equally long ones the earlier released goes first; to swap them changes no time.
 //   * Best first by a lower bound (A*): either lane alone, with every component on it ready as soon
 //     as its chain alone allows, followed by the rest of its chain, and preemption allowed
 //     (Jackson's schedule). The search ends where no bound is below the best order found.
@@ -48,7 +48,8 @@ struct Part {
   Time tail;     ///< least time from its end to the end of all
 };
 
-/// DeepSeek's order for one forward layer and the backward layer beside it, as it issues them.
+/// DeepSeek's order for one forward layer and the backward layer that overlaps it, as it issues
+/// them.
 constexpr std::array kPairOrder = {Op::COMBINE_B,  Op::ATTN_F,   Op::MLP_B, Op::DISPATCH_F,
                                    Op::DISPATCH_B, Op::MLP_W,    Op::MLP_F, Op::ATTN_B,
                                    Op::ATTN_W,     Op::COMBINE_F};
@@ -227,7 +228,7 @@ class Interleaver {
         if (exact_) GiveUp();
         return GrowFew(last);
       }
-      for (const Part* part : Branches(At(index))) push(Behind(index, *part));
+      for (const Part* part : Branches(At(index))) push(After(index, *part));
     }
     return last;
   }
@@ -240,7 +241,7 @@ class Interleaver {
       std::vector<int> longer;
       for (const int parent : few) {
         for (const Part* part : Branches(At(parent))) {
-          if (const int index = Keep(Behind(parent, *part)); index >= 0) longer.push_back(index);
+          if (const int index = Keep(After(parent, *part)); index >= 0) longer.push_back(index);
         }
       }
       // A state that does not go on covers no later one.
@@ -274,7 +275,7 @@ class Interleaver {
     return fronts_[state.next[0] * (parts_[kBackward].size() + 1) + state.next[1]];
   }
 
-  State Behind(int parent, const Part& part) {
+  State After(int parent, const Part& part) {
     State state = At(parent);
     Run(part, &state);
     if (part.chain == kWeights) {

@@ -27,18 +27,18 @@ struct Interleaving {
   std::vector<Span> spans;  ///< of `order`, earliest start
 };
 
-/// The interleaving with the least makespan, exactly, for any costs: partial orders best
-/// first, without those that another one covers. Of equally good ones always the same; for costs
-/// like DeepSeek's, DeepSeek's (arXiv 2412.19437, section 3.2.1). The forward chain has the costs
+/// The interleaving with the least makespan, exactly, for any costs: partial orders best first,
+/// without those that another one covers. Deterministic among equally good ones; for costs like
+/// DeepSeek's, DeepSeek's (arXiv 2412.19437, section 3.2.1). The forward chain has the costs
 /// `forward`, the others `backward` (they differ where micro-batches do). Throws Error if more than
 /// `most_orders` partial orders would have to be looked at: tens are enough for the costs of
-/// published models, and hundreds of thousands too few for 16 random and all different layers.
-/// The two may have unlike layers.
+/// published models, and hundreds of thousands too few for 16 random and all different layers. The
+/// two may have unlike layers.
 Interleaving Interleave(const MoeCost& forward, const MoeCost& backward, Chains chains,
                         size_t most_orders = size_t{1} << 17);
 
-/// The same, but a good one where that would be too many partial orders: within about 1 % of the
-/// best on rows of up to 20 layers.
+/// Like Interleave, but a good one where that would be too many partial orders: within about 1 % of
+/// the best on rows of up to 20 layers.
 Interleaving InterleaveSoon(const MoeCost& forward, const MoeCost& backward, Chains chains);
 
 /// Sets costs.stages (f, b, w, bw, fb) from costs.moe: f and b are the chains, w its compute, bw

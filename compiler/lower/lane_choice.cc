@@ -22,9 +22,9 @@ class Chooser {
       if (policy_.serial && !b.begun && !MayBeginSerially(b)) break;
       at_ = at;
       if (policy_.free_order) {
-        OfferFree(b);
+        ConsiderFree(b);
       } else {
-        OfferInOrder(b);
+        ConsiderInOrder(b);
       }
       if (++seen_ < policy_.window) needed_ = std::min(needed_, WantsLane(b));
     }
@@ -61,7 +61,7 @@ class Chooser {
 
   /// Takes a part if it is preferred to the best so far (smaller is) and keeps no earlier chunk
   /// waiting for too long.
-  void Offer(const LaneBlock& b, int chain, size_t weight, int64_t preference) {
+  void Consider(const LaneBlock& b, int chain, size_t weight, int64_t preference) {
     if (preference >= preference_) return;
     const Time duration = chain == 2 ? b.shape->chains[2][weight].duration : b.Next(chain).duration;
     if (seen_ > 0 && state_.now + duration > needed_ + policy_.patience) return;
@@ -70,25 +70,25 @@ class Chooser {
   }
 
   /// Earlier chunks first, the backward chain of each first, weight parts after all chains.
-  void OfferFree(const LaneBlock& b) {
+  void ConsiderFree(const LaneBlock& b) {
     constexpr int64_t kWeightsLast = int64_t{1} << 32;
     const int64_t place = 2 * int64_t{seen_};
     for (const int chain : {1, 0}) {
       if (!b.Has(chain) || b.Next(chain).lane != lane_) continue;
-      if (ReadyAt(b, chain) <= state_.now) Offer(b, chain, 0, place + 1 - chain);
+      if (ReadyAt(b, chain) <= state_.now) Consider(b, chain, 0, place + 1 - chain);
     }
     if (lane_ != 0 || preference_ < kWeightsLast) return;
-    if (const size_t w = NextWeight(b); w != kNobody) Offer(b, 2, w, kWeightsLast + place);
+    if (const size_t w = NextWeight(b); w != kNobody) Consider(b, 2, w, kWeightsLast + place);
   }
 
-  void OfferInOrder(const LaneBlock& b) {
+  void ConsiderInOrder(const LaneBlock& b) {
     const auto& order = b.shape->order[lane_];
     if (b.taken[lane_] == order.size()) return;
     const ChunkShape::Pick& pick = order[b.taken[lane_]];
     if (pick.chain == 2) {
-      if (NextWeight(b) == pick.index) Offer(b, 2, pick.index, seen_);
+      if (NextWeight(b) == pick.index) Consider(b, 2, pick.index, seen_);
     } else if (b.done[pick.chain] == pick.index && ReadyAt(b, pick.chain) <= state_.now) {
-      Offer(b, pick.chain, 0, seen_);
+      Consider(b, pick.chain, 0, seen_);
     }
   }
 

@@ -20,7 +20,7 @@ struct LowerOptions {
   Level target = Level::kComm;
   Overlap overlap = Overlap::kAll;
   /// Bytes of activations a rank may hold (a count where the costs give none): how far neighbouring
-  /// chunks may overlap. Nothing: as much as the fullest rank of the schedule itself.
+  /// chunks may overlap. Unset: as much as the fullest rank of the schedule itself.
   std::optional<int64_t> memory_limit = {};
   /// False where the order is known to be sound and the time of its step is all that is asked.
   bool verify = true;

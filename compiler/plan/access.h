@@ -17,9 +17,9 @@ struct Access {
                ///< value
 };
 
-/// Which values instructions touch: what the buffer pass places and the runtime follows. Of layers
-/// that are no MoE layers, which have no bytes here, those by which they depend on each other.
-/// Verify has a table of its own.
+/// Which values instructions touch: what the buffer pass places and the runtime follows. Layers
+/// without MoE have no bytes here, only the values by which they depend on each other. Verify has a
+/// table of its own.
 class Accesses {
  public:
   /// The plan must outlive this; its shape is right (Verify's "shape"). With `layers`, how many

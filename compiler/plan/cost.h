@@ -60,7 +60,7 @@ struct MessageSize {
 
 /// One message between neighbouring stages on different ranks; times in ticks.
 struct CommCost {
-  Time latency = 0;      ///< "time", or "latency" beside a bandwidth
+  Time latency = 0;      ///< "time", or "latency" with a bandwidth
   int64_t bytes = 0;     ///< of one message, the smallest of `sizes`; used with a bandwidth only
   double bandwidth = 0;  ///< bytes per Unit of the costs; 0: transfers never wait for each other
   Time occupancy = 0;    ///< bytes / bandwidth: how long a message fills its directed edge
@@ -82,7 +82,7 @@ struct CommCost {
 
 /// The link between a rank and the memory of its host, one in each direction; times in ticks.
 struct HostCost {
-  Time latency = 0;      ///< "time", or "latency" beside a bandwidth
+  Time latency = 0;      ///< "time", or "latency" with a bandwidth
   double bandwidth = 0;  ///< bytes per Unit of the costs; 0: a copy takes the latency alone
 
   bool operator==(const HostCost&) const = default;
@@ -107,7 +107,7 @@ struct MemoryCost {
   /// How far replicas share what they would hold alike (ZeRO, arXiv 1910.02054, section 5): the
   /// optimizer state from 1 on, the gradients from 2 on, the parameters at 3.
   int zero = 0;
-  int64_t workspace_bytes = 0;  ///< of a rank, beside all that is counted: libraries, fragments
+  int64_t workspace_bytes = 0;  ///< uncounted memory of a rank: libraries, fragments
   /// activation_bytes and w_stash_bytes of each stage; empty: every stage alike.
   std::vector<int64_t> activation_of = {}, stash_of = {};
 
@@ -117,7 +117,7 @@ struct MemoryCost {
   int64_t stash(int s) const {
     return stash_of.empty() ? w_stash_bytes : stash_of[static_cast<size_t>(s)];
   }
-  /// Bytes that one micro-batch holds on all of so many stages.
+  /// Bytes that one micro-batch holds on all of this many stages.
   int64_t ActivationOfAll(int stages) const;
   bool operator==(const MemoryCost&) const = default;
 };
@@ -207,7 +207,7 @@ std::string FlawOf(const Parallel& parallel);
 struct Copies {
   int64_t experts = 1, rest = 1;
 };
-/// Returns the copies of one stage, in so many replicas of the pipeline.
+/// Returns the copies of one stage, in this many replicas of the pipeline.
 Copies CopiesOf(const Parallel& parallel, int data_parallel);
 
 /// The device that the costs are of.
@@ -349,7 +349,7 @@ std::string FlawOf(const MoeCost& cost, Unit unit);
 void CheckStageCosts(const CostModel& costs);
 
 /// Throws Error if durations contradict each other, or if the costs do not fit a plan of this size:
-/// number of stages and micro-batch factors. The latter say where, a JSON path after `place`.
+/// number of stages and micro-batch factors. The latter errors have a JSON path after `place`.
 void CheckCosts(const CostModel& costs, int stages, int microbatches,
                 std::string_view place = "`costs`: ");
 

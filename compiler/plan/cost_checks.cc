@@ -25,7 +25,7 @@ double SumOf(const MoeCost& cost) {
   return sum;
 }
 
-/// Throws Error if a list of bytes is not for a plan with so many stages.
+/// Throws Error if a list of bytes is not for a plan with this many stages.
 void CheckStageBytes(const std::string& memory, const char* key, const std::vector<int64_t>& bytes,
                      int stages) {
   if (bytes.size() <= 1 || bytes.size() == static_cast<size_t>(stages)) return;

@@ -159,7 +159,7 @@ struct Instruction {
   uint8_t after_count = 0;                    ///< entries of `after` in use
   RecomputePart part = RecomputePart::kFull;  ///< of R: what it runs again
   int16_t layer = -1;       ///< layer inside the stage, data-flow order; kLayer only
-  int16_t layers = 0;       ///< of R: so many of the stage run again, from its first on; 0: all
+  int16_t layers = 0;       ///< of R: this many of the stage run again, from its first on; 0: all
   int32_t stage = -1;       ///< stage; of an FB the stage of its forward
   int32_t microbatch = -1;  ///< micro-batch; of an FB the one of its forward
   int32_t back_stage = -1;  ///< FB only: stage of its backward

@@ -58,7 +58,7 @@ class LaneWriter {
         last_offload_ = at_;
         break;
       case Work::kReload:
-        // Not before its turn comes, for it takes memory.
+        // It takes memory, so it waits for its turn on the compute lane.
         After(compute_, i);
         After(last_offload_, i);
         reload_(i->stage, i->microbatch) = at_;

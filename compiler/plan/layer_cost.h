@@ -19,7 +19,7 @@ struct LayerCost {
   std::optional<MoeCost> moe = {};  ///< the components of one layer
   /// Bytes of the state of the layer, where known.
   std::optional<int64_t> parameter_bytes = {}, gradient_bytes = {}, optimizer_bytes = {};
-  /// The parameter_bytes of no expert; the other bytes divide alike. Nothing: not known.
+  /// The parameter_bytes of no expert; the other bytes divide alike. Unset: not known.
   std::optional<int64_t> rest_bytes = {};
   int64_t activation_bytes = 0, w_stash_bytes = 0;  ///< as in MemoryCost
   /// Bytes to the next layer, a message where that is on another rank; 0: as `comm` says.

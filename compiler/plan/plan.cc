@@ -284,7 +284,7 @@ RecomputedCells::RecomputedCells(const Plan& plan) : MarkedCells(plan, IsRecompu
   }
   if (plan.layers == 0) return;
   for (int s = 0; s < plan.stages; ++s) {
-    // The first extent of which these are the components: of dense and plain layers several may be.
+    // Finds the first extent with these components; dense and plain layers may have several.
     const auto stage = static_cast<size_t>(s);
     const uint8_t* const of_stage = found.data() + stage * layers;
     const int count = plan.LayersOf(s);

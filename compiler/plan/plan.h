@@ -87,7 +87,7 @@ struct Plan {
   /// Devices of one rank, which share its experts and run the same program with micro-batches of
   /// their own; REDUCE sums what is not an expert's over them as well.
   int expert_parallel = 1;
-  /// Layers of each stage, where the program has components; else 0. Where stages differ, the most.
+  /// Layers of each stage, where the program has components; else 0. If stages differ, the most.
   int layers = 0;
   std::vector<StageLayers> stage_layers;  ///< of each stage; empty: all have `layers` MoE layers
   std::vector<Route> routes;              ///< at least one; every micro-batch takes exactly one
@@ -151,7 +151,7 @@ inline bool EndsBackward(const Instruction& i) { return i.op == Op::ATTN_B && i.
 /// layers, costs and all that was made of them.
 Plan FrameOf(const Plan& plan);
 
-/// Gives a plan the layers that its costs have: all stages alike, or of each its own.
+/// Sets the layers of a plan from its costs: the same for all stages, or one list a stage.
 void SetLayers(const CostModel& costs, Plan* plan);
 /// Throws Error if a plan has components of other layers than the costs.
 void CheckLayers(const Plan& plan, const CostModel& costs);
@@ -245,7 +245,7 @@ class RecomputedCells : public MarkedCells {
 
 struct CellBytes;  // compiler/plan/recompute_cost.h
 
-/// BytesOfCell of each of so many stages.
+/// BytesOfCell of each of this many stages.
 std::vector<CellBytes> BytesOfCells(const CostModel& costs, const RecomputedCells& recomputed,
                                     int stages);
 

@@ -23,7 +23,7 @@ namespace {
 constexpr int64_t kBytesOfToken = 8;
 constexpr Op kAgain[] = {Op::ATTN_R, Op::MLP_R, Op::DISPATCH_R, Op::COMBINE_R};
 
-/// Time of so much of a forward.
+/// Time of this much of a forward.
 Time TimeOf(const MoeCost& cost, const RecomputeExtent& extent) {
   Time sum = 0;
   for (const Op op : kAgain) {
@@ -34,7 +34,7 @@ Time TimeOf(const MoeCost& cost, const RecomputeExtent& extent) {
   return sum;
 }
 
-/// The first so many layers' part of what all layers have.
+/// The first n layers' part of what all layers have.
 int64_t ShareOf(int64_t all, std::span<const LayerShare> layers, int first,
                 int64_t LayerShare::*share) {
   int64_t part = 0, sum = 0;

@@ -10,14 +10,14 @@ namespace contraflow {
 /// True if some of this runs again of stage s, as far as the costs know its layers.
 bool HasSome(const CostModel& costs, int s, const RecomputeExtent& extent);
 
-/// How long it takes to run so much of the forward of stage s again, for a micro-batch of factor 1;
-/// of some layers as long as all of them where the costs do not know them.
+/// How long it takes to run this much of the forward of stage s again, for a micro-batch of factor
+/// 1; of some layers as long as all of them where the costs do not know them.
 Time RecomputeTime(const CostModel& costs, int s, const RecomputeExtent& extent);
 
 /// Bytes that a chunk of stage s that is recomputed holds between F and R: "input_bytes" where the
 /// costs give it, else the value `input` of a layer, else the bytes of a message between stages,
 /// which is a stage input; of the first stage those of its tokens, where their number is known. No
-/// more than the activation. Nothing where the costs say none of these.
+/// more than the activation. None if the costs have none of these.
 std::optional<int64_t> InputBytes(const CostModel& costs, int s = 0);
 
 /// Bytes of the activations of one cell (all zero where the costs have no activation_bytes). A

@@ -31,7 +31,7 @@ bool Allows(Placement asked, Placement placement);
 Placement ParsePlacement(std::string_view name);
 
 /// How `auto` searches. Its result depends on these and the rest of the spec alone, never on the
-/// clock: the budget is counted in evaluated instructions, so many to a second.
+/// clock: the budget is counted in evaluated instructions, this many to a second.
 struct SearchOptions {
   Placement placement = Placement::kAny;
   int64_t budget = 2'000'000'000;  ///< of the whole search: nanoseconds on a machine of 2024, about
@@ -58,7 +58,7 @@ struct Recompute {
   Choice choice = Choice::kNone;
   std::vector<int> stages = {};  ///< ascending, without repeats
   RecomputePart part =
-      RecomputePart::kFull;  ///< what these stages run again; of kNone and kAuto kFull
+      RecomputePart::kFull;  ///< part that these stages run again; kFull for kNone and kAuto
   /// How many of a stage's layers run again, from its first on: one number for all that are chosen,
   /// or one for each of `stages`, which are then all stages, 0 for none; empty: all layers.
   std::vector<int> layers = {};
@@ -95,10 +95,10 @@ struct Offload {
   bool operator==(const Offload&) const = default;
 };
 
-/// The same of these.
+/// Reads "none", "full", "auto" or "0,3,5-7". Throws Error.
 Offload ParseOffload(std::string_view text);
 
-/// How the layers of the costs become stages.
+/// Choice of how layers become stages.
 struct PartitionChoice {
   enum class Kind : uint8_t {
     kAuto,  ///< the shortest step that is found

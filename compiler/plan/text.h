@@ -36,7 +36,7 @@ std::string EscapedSymbol(std::string_view symbol);
 /// Text of a file, a peer or a command line, as it may leave the program: such symbols become
 /// `\u001b`, and bytes that are no UTF-8 `\xff`. New lines stay.
 std::string PlainText(std::string_view text);
-/// The same of a name or a path, on one line.
+/// Like PlainText, of a name or a path, on one line.
 std::string PlainLine(std::string_view text);
 
 }  // namespace contraflow

@@ -39,8 +39,8 @@ std::string FormatFigure(Time ticks, Unit unit);
 Unit FittingUnit(Time ticks, Unit unit);
 
 /// The times of one table: all in the unit that fits the largest, with as many digits after the
-/// point: "4.169 s", "0.326 s". In the abstract unit they are numbers alone, to the fifth digit of
-/// the largest.
+/// point: "4.169 s", "0.326 s". Times in the abstract unit are numbers alone, to the fifth digit
+/// of the largest.
 class TimeScale {
  public:
   TimeScale(Time largest, Unit unit);

@@ -82,8 +82,8 @@ std::string_view Name(Value value);
 std::string_view Name(Arena arena);  ///< "activation" "stash" "gradient" "exchange"
 Arena ArenaOf(Value value);
 
-/// The values of a layer that its forward makes and its backward needs: its activation. Those of
-/// the arena kStash among them are held on to its weight gradient.
+/// The values of a layer that its forward makes and its backward needs: its activation. Values of
+/// the arena kStash are held until its weight gradient.
 inline constexpr std::array kActivationOfLayer = {Value::input,   Value::attention, Value::scores,
                                                   Value::rows,    Value::gate,      Value::hidden,
                                                   Value::combined};

@@ -133,7 +133,7 @@ class Durations {
   std::vector<Time> reduce_;  // by stage, of the slowest holder
 };
 
-/// The reductions of a step: each is under way when all holders of its stage have come to it.
+/// The reductions of a step: each starts when all holders of its stage have reached it.
 class Reductions {
  public:
   Reductions(const Plan& plan, const Durations& durations)

@@ -235,7 +235,7 @@ class RankIdle {
   const int rank_;
   const Program& program_;
   const std::vector<Held> held_;
-  std::vector<int> lane_;                   // what runs on the compute lane, indices
+  std::vector<int> lane_;                   // indices of the instructions on the compute lane
   int stands_at_ = -1;                      // the first there that never runs; -1: all run
   std::vector<Candidate> takers_, others_;  // by place on the lane
   size_t last_forward_ = 0;                 // its place on the lane

@@ -35,7 +35,7 @@ std::vector<std::vector<int>> StagesOfRank(const Plan& plan) {
   return stages;
 }
 
-/// Throws Error if a list of bytes is not for a plan with so many stages.
+/// Throws Error if a list of bytes is not for a plan with this many stages.
 void CheckStages(const char* key, const std::vector<int64_t>& bytes, int stages) {
   if (bytes.size() <= 1 || bytes.size() == static_cast<size_t>(stages)) return;
   throw Error("`costs`: /memory/" + std::string(key) + ": is for " + std::to_string(bytes.size()) +
@@ -166,8 +166,8 @@ class MemoryWalk {
   }
 
  private:
-  /// Forwards that will run again end on the all-to-all lane, beside which the compute lane goes on
-  /// until it waits for it.
+  /// Forwards that will run again end on the all-to-all lane. The compute lane goes on until it
+  /// waits for that lane.
   void EndExchanges(const Program& program, size_t index) {
     const Instruction& i = program[index];
     size_t known = LaneOf(i.op) == Lane::kAllToAll ? index : 0;  // of that lane all before it
@@ -201,7 +201,7 @@ class MemoryWalk {
   Amounts held_;                                       // but for what left with OFFLOAD
   std::vector<std::pair<size_t, Amounts>> exchanges_;  // COMBINE_F that are not known to have ended
   std::vector<int> offloads_;
-  std::vector<Amounts> gone_;  // with so many OFFLOADs
+  std::vector<Amounts> gone_;  // with this many OFFLOADs
   size_t known_ = 0, known_to_reload_ = 0;
 };
 
@@ -223,7 +223,7 @@ void Place(const std::vector<Slot>& slots, size_t instructions, MemoryFigures* f
   }
 }
 
-/// The changes of rank r in the order of time, given when its instructions run.
+/// Memory changes of rank r in order of time, from the times of its instructions.
 std::vector<MemoryChange> ChangesOf(const Program& program, const std::vector<Span>& spans,
                                     Lives* lives) {
   std::vector<MemoryChange> changes;
@@ -395,7 +395,7 @@ std::string Breakdown(const MemoryFigures& figures) {
       {"optimizer state", figures.optimizer},
       {"messages", figures.messages > 0 ? std::optional(figures.messages) : std::nullopt},
       {"workspace", figures.workspace > 0 ? std::optional(figures.workspace) : std::nullopt}};
-  const char* separator = "; beside them ";
+  const char* separator = "; also ";
   for (const auto& [name, bytes] : beside) {
     if (!bytes) continue;
     text += separator + std::string(name) + " " + FormatCount(*bytes);

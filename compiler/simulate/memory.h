@@ -16,8 +16,8 @@ inline constexpr size_t kGatheredStages = 2;
 
 /// Bytes of one rank (of one device, where a rank is a group of them) before anything runs.
 struct MemoryFigures {
-  /// Bytes of all copies of stages that the rank holds; none where the costs do not say. Replicas
-  /// that share them (MemoryCost::zero) hold a part each.
+  /// Bytes of all copies of stages that the rank holds; none if the costs do not say. Replicas that
+  /// share them (MemoryCost::zero) hold a part each.
   std::optional<int64_t> parameters, gradients, optimizer;
   /// Bytes of whole stages that are put together from the parts at a time: kGatheredStages of them.
   int64_t gathered = 0;
@@ -45,11 +45,12 @@ struct MemoryFigures {
 /// sound.
 std::vector<MemoryFigures> MemoryOf(const Plan& plan, const CostModel& costs);
 
-/// The same without any activation. The plan may be a frame, which has routes and no programs.
+/// Like MemoryOf, without any activation. The plan may be a frame, which has routes and no
+/// programs.
 std::vector<MemoryFigures> FixedMemoryOf(const Plan& frame, const CostModel& costs);
 
-/// Room for activations on each rank of these routes, of devices with so many bytes, one each: the
-/// fixed bytes of the rank taken off. Less than 1 where there is no room.
+/// Room for activations on each rank of these routes, of devices with this many bytes, one each:
+/// the fixed bytes of the rank taken off. Less than 1 where there is no room.
 std::vector<int64_t> RoomForActivations(const Plan& frame, const CostModel& costs,
                                         std::vector<int64_t> devices);
 
@@ -68,7 +69,7 @@ std::vector<Held> HeldOverTime(const Plan& plan, const CostModel& costs,
 struct MemoryChange {
   Time time = 0;
   int index = 0;
-  bool end = false;     ///< what an instruction gives back it gives back at its end
+  bool end = false;     ///< an instruction frees memory at its end
   int activations = 0;  ///< 0 at level buffer
   int64_t bytes = 0;
   int64_t stash = 0;  ///< of those what is held up to W; 0 at level buffer

@@ -105,7 +105,7 @@ void KeepCritical(const Plan& plan, const CostModel& costs, size_t most, std::ve
   if (knobs->size() > most) knobs->resize(most);
 }
 
-/// With the cost changed by so many thousandths; nothing if it cannot be.
+/// With the cost changed by this many thousandths; nothing if it cannot be.
 std::optional<Sensitivity> Try(const Plan& plan, const CostModel& costs, const Knob& knob,
                                int thousandths, Time makespan) {
   CostModel changed = costs;

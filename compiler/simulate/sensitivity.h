@@ -21,8 +21,8 @@ struct Sensitivity {
 };
 
 /// The costs that the makespan follows most, by what one per cent of them is worth, at most `most`
-/// of them; only those above 0. Of plans so large that there is no time to try each of the costs,
-/// those on the critical path are tried. Throws Error as Simulate does.
+/// of them; only those above 0. For plans too large to try each cost, tries those on the critical
+/// path. Throws Error as Simulate does.
 std::vector<Sensitivity> Sensitivities(const Plan& plan, const CostModel& costs, size_t most);
 
 }  // namespace contraflow

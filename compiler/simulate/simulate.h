@@ -49,14 +49,14 @@ enum class Keep : uint8_t { kTimeline, kFigures };
 /// Earliest-start simulation in the timing model of DESIGN section 5: a transfer starts when its
 /// producer has ended, takes its comm time and occupies no compute lane; with a bandwidth each
 /// directed edge carries one message at a time, first in first out. Levels compute and comm give
-/// equal times. Where instructions have lanes, each starts when its lane and all it waits for
+/// equal times. If instructions have lanes, each starts when its lane and all it waits for
 /// (`after`) have ended. The plan must be sound (Verify); throws Error if it gets stuck, and if the
 /// costs do not fit.
 Simulation Simulate(const Plan& plan, const CostModel& costs, Keep keep = Keep::kTimeline);
 
-/// The same for any plan that Verify executes (FindStandstill), up to where it stands: `next` of
-/// each rank and what follows do not run. An instruction that never runs has start and end -1; the
-/// makespan is when everything stands.
+/// Like Simulate, for any plan that Verify executes (FindStandstill), up to the standstill:
+/// instructions from `next` on do not run on each rank. They have start and end -1. The makespan is
+/// the time of the standstill.
 Simulation SimulateUpTo(const Plan& plan, const CostModel& costs, const std::vector<int>& next);
 
 /// A step of a plan as it was measured.
@@ -65,8 +65,7 @@ struct MeasuredStep {
   bool reduce_blocks = false;  ///< a rank computes nothing while it takes part in REDUCE (on a CPU)
 };
 
-/// The same, but all instructions last as long as in a measured step of this plan; of the costs
-/// only messages are left.
+/// Like Simulate, with the durations of a measured step of this plan; only messages use the costs.
 Simulation SimulateMeasured(const Plan& plan, const CostModel& costs, const MeasuredStep& measured);
 
 /// Returns a measured run of the plan as a simulation of it: times from the first start on.

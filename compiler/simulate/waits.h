@@ -18,14 +18,14 @@ struct Wait {
 };
 
 /// Waits of the instructions of a plan in a run of it, predicted or measured, by the timing model
-/// of Simulate. Nothing waits for an instruction that never runs (SimulateUpTo). Plan, costs and
+/// of Simulate. No instruction waits for one that never runs (SimulateUpTo). Plan, costs and
 /// timeline must outlive it.
 class Waits {
  public:
   Waits(const Plan& plan, const CostModel& costs, const Timeline& timeline);
 
-  /// The wait that ended last; of several at once the one before it on its lane. Nothing if it
-  /// waits for nothing. A RECV waits for its SEND alone. Ask for nothing that never runs.
+  /// The wait that ended last; of several at once the one before it on its lane. Empty if it waits
+  /// for nothing. A RECV waits for its SEND alone. Ask for nothing that never runs.
   std::optional<Wait> Last(InstructionRef at) const;
   /// That, what it waited for in turn, and so on back to the start of the step.
   std::vector<Wait> Back(InstructionRef at) const;

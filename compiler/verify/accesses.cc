@@ -69,7 +69,7 @@ constexpr Row kRows[] = {
     {{SEND_B}, When::kAlways, Where::kFirstLayer, {V::dinput}, {}},
     {{RECV_B}, When::kAlways, Where::kLastLayer, {}, {V::doutput}},
 
-    // Opaque stages. Of FB the forward; its backward is the B and W of another micro-batch.
+    // Opaque stages. For FB the forward; its backward is the B and W of another micro-batch.
     {{F, FB, R}, When::kBehindTheBegin, Where::kHere, {V::input}, {}},
     {{F, FB, R}, When::kAlways, Where::kHere, {}, {V::activation, V::stash}},
     {{F, FB}, When::kStageBehind, Where::kNextStage, {}, {V::input}},

@@ -361,7 +361,7 @@ struct Touch {
   Value value;
   int16_t layer;  ///< -1: of an opaque stage
   int32_t stage, microbatch;
-  bool makes;  ///< the first to touch it; what is recomputed or reloaded is made twice
+  bool makes;  ///< the first to touch it; a recomputed or reloaded value is made twice
 
   auto operator<=>(const Touch&) const = default;
 };
@@ -390,7 +390,7 @@ class Touches {
 std::optional<ValueBytes> SizesOf(const CostModel& costs, int layers, std::string* missing,
                                   int stage = 0);
 
-// The checks. Those of one level run in this order; each needs the tables that the ones before
+// The checks. Checks of one level run in this order; each needs the tables that the ones before
 // fill.
 
 /// The marks of a rank.
@@ -405,7 +405,7 @@ void CheckShape(const Plan& plan, Findings* findings);
 bool CheckLevel(const Plan& plan, Findings* findings);
 /// "owner" "complete" "order"; fills work and copies.
 void CheckCompute(Tables* tables, Findings* findings);
-/// The same of a plan with components, and "weight-order"; fills parts and copies.
+/// Like CheckCompute, of a plan with components, and "weight-order"; fills parts and copies.
 void CheckComponents(Tables* tables, Findings* findings);
 /// "owner" "complete" "order" of OFFLOAD and RELOAD, once the work of chunks or components is
 /// placed; fills host_copies.

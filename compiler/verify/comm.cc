@@ -124,8 +124,8 @@ void CheckMissing(const Tables& tables, Findings* findings) {
   }
 }
 
-/// The k-th SEND of a directed edge is the k-th RECV. Where everything is matched one to one, that
-/// is: the partners of the SENDs of an edge ascend.
+/// The k-th SEND of a directed edge is the k-th RECV. If everything is matched one to one, that is:
+/// the partners of the SENDs of an edge ascend.
 void CheckEdgeOrder(const Tables& tables, Findings* findings) {
   struct Edge {
     int from = -1;         // the sender it was last used by
@@ -141,7 +141,7 @@ void CheckEdgeOrder(const Tables& tables, Findings* findings) {
     Edge& edge = edges[static_cast<size_t>(i.peer)];
     if (edge.from == r && partner < edge.partner) {
       findings->Add(Check::kMessage, r, index,
-                    ToString(i) + " leaves behind " + tables.Place(r, edge.send) + ", but rank " +
+                    ToString(i) + " leaves after " + tables.Place(r, edge.send) + ", but rank " +
                         std::to_string(i.peer) + " receives it before, at " +
                         std::to_string(partner) + " and " + std::to_string(edge.partner) +
                         "; both sides of an edge must have one order");

@@ -106,7 +106,7 @@ void CheckMissingComponents(const Tables& tables, Findings* findings) {
 }
 
 /// How much of the forward of a stage these components of a cell are, the whole of it where they
-/// are no extent. Of dense and plain layers several may have the same: then the first.
+/// are no extent. Several dense or plain layers may have the same: then the first.
 RecomputeExtent ExtentOf(const Tables& tables, int stage, int m) {
   const int layers = tables.plan.LayersOf(stage);
   // The last layer that has any; after it those of an extent may still have no components.
@@ -186,7 +186,7 @@ class ChainInputs {
     if (i_.op == Op::MLP_W || i_.op == Op::ATTN_W) {
       Need(i_.op == Op::MLP_W ? Op::MLP_B : Op::ATTN_B, i_.stage, i_.layer);
     } else if (IsRecompute(i_.op)) {
-      inputs_.Add(BeforeAgain());
+      inputs_.Add(BeforeRecompute());
     } else if (const int own = PlaceIn(kForwardChain); own >= 0) {
       Forward(own);
     } else {
@@ -231,7 +231,7 @@ class ChainInputs {
     }
     inputs_.Add(tables_.ForwardEnd(i_.stage, i_.microbatch));
     for (int layer = i_.layer; layer >= 0; --layer) {
-      const int32_t recompute = LastAgain(layer);
+      const int32_t recompute = LastRecompute(layer);
       if (recompute == kMissing) continue;
       inputs_.Add(recompute);
       break;
@@ -246,7 +246,7 @@ class ChainInputs {
   }
 
   /// The last of a layer that runs again; kMissing where nothing does.
-  int32_t LastAgain(int layer) const {
+  int32_t LastRecompute(int layer) const {
     for (size_t k = kAgain.size(); k-- > 0;) {
       if (const int32_t found = RecomputeAt(kAgain[k], layer); found != kMissing) return found;
     }
@@ -255,14 +255,14 @@ class ChainInputs {
 
   /// Predecessor of this component that runs again: the one before it or, of the first, the
   /// forward.
-  int32_t BeforeAgain() const {
+  int32_t BeforeRecompute() const {
     const auto own = std::find(kAgain.begin(), kAgain.end(), i_.op) - kAgain.begin();
     for (auto k = static_cast<size_t>(own); k-- > 0;) {
       const int32_t found = RecomputeAt(kAgain[k], i_.layer);
       if (found != kMissing) return found;
     }
     for (int layer = i_.layer; layer-- > 0;) {
-      if (const int32_t found = LastAgain(layer); found != kMissing) return found;
+      if (const int32_t found = LastRecompute(layer); found != kMissing) return found;
     }
     return tables_.ForwardEnd(i_.stage, i_.microbatch);
   }

@@ -17,7 +17,7 @@ std::string Text(Op op, int stage, int microbatch) {
   return ToString(CellOp(op, stage, microbatch));
 }
 
-/// Walks the programs and notes where everything stands.
+/// Walks the programs and records the place of each instruction.
 class Placer : Placing {
  public:
   using Placing::Placing;
@@ -86,7 +86,7 @@ class Placer : Placing {
             "; recompute the same of all cells of a stage");
   }
 
-  std::map<int, RecomputeExtent> extents_;  // what each stage runs again
+  std::map<int, RecomputeExtent> extents_;  // the extent of recompute of each stage
 
   /// In which order a copy adds its micro-batches is the plan's to say: here it says it once.
   void Weight(int stage, int m, int32_t* w) {
@@ -165,7 +165,7 @@ void CheckRecompute(const Tables& tables, int stage, int m, Findings* findings) 
   }
   if (work.b >= 0 && work.b < recompute) {
     findings->Add(Check::kOrder, rank, recompute,
-                  text + " stands behind " + tables.Place(rank, work.b) +
+                  text + " stands after " + tables.Place(rank, work.b) +
                       ", which needs the activations that it makes; move it before, or drop it");
   }
 }

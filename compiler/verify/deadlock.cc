@@ -2,13 +2,12 @@
 // another, and is taken up again when that one has come as far. The waits of a rank never depend on
 // who is faster, so one execution stands for all.
 //
-// The rendezvous execution has one list a rank, compute and messages in program order, while
-// DESIGN section 3 has an in-order communication queue beside the compute lane. The two get stuck
-// alike. Compute never waits in the list, so a cycle of waits there is made of messages and
-// reductions only, each after another one of its rank: the queue has the same cycle. The other way
-// round, the completion order of a list that ends respects the queue, the lane, every producer
-// before its SEND and every RECV before its consumer (checks "producer" and "consumer"): it is an
-// execution of queue and lane too.
+// The rendezvous execution has one list a rank, compute and messages in program order, while DESIGN
+// section 3 also has an in-order communication queue. The two get stuck alike. Compute never waits
+// in the list, so a cycle of waits there is made of messages and reductions only, each after
+// another one of its rank: the queue has the same cycle. The other way round, the completion order
+// of a list that ends respects the queue, the lane, every producer before its SEND and every RECV
+// before its consumer (checks "producer" and "consumer"): it is an execution of queue and lane too.
 //
 // Data-parallel replicas add nothing: messages stay within a replica, and a cycle of waits through
 // REDUCEs of several replicas, with the replica left out, is a cycle of waits of one.

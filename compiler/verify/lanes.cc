@@ -1,7 +1,7 @@
 // Checks of lanes: each instruction on the lane of its operation, and every input on another lane
-// awaited. The lanes of a rank run beside each other, each in program order; so an instruction
-// begins after the one before it on its lane and after all in its `after`, and after whatever
-// those were after. The clock of an instruction says for each lane how far that is.
+// awaited. The lanes of a rank run concurrently, each in program order; so an instruction begins
+// after the one before it on its lane and after all in its `after`, and after whatever those were
+// after. The clock of an instruction says for each lane how far that is.
 //
 // No plan that passed the proof of deadlock.cc can hang here. That proof runs each rank's program
 // to its end one instruction at a time. All that lanes wait for stands earlier in the same program,
@@ -23,7 +23,7 @@ namespace {
 
 constexpr int32_t kFixedLanes = 3;
 // A rank of any use has a few neighbours. The cost of a hostile one stays linear in its
-// instructions: so many columns at most, and where there are millions of instructions fewer.
+// instructions: this many columns at most, and where there are millions of instructions fewer.
 constexpr size_t kMaxColumns = 1024;
 constexpr size_t kMaxEntries = size_t{1} << 26;
 constexpr size_t kMinColumns = 16;
@@ -60,7 +60,7 @@ void CheckAfter(const Program& program, int rank, int32_t index, Findings* findi
       add(", which does not stand before it; \"after\" has earlier instructions only");
     } else if (on <= last) {
       add(on == last ? " twice; drop one"
-                     : " behind " + std::to_string(last) + "; \"after\" must ascend");
+                     : " after " + std::to_string(last) + "; \"after\" must ascend");
     } else if (on >= group_begin) {
       add(" of its own group, which is posted with it; drop it from \"after\"");
     }

@@ -52,11 +52,10 @@ class Marks {
       }
       for (size_t at = 0; at < program.size(); ++at) {
         if (!IsSend(program[at].op) || waited[at]) continue;
-        findings_.Add(
-            Check::kMessage, r, static_cast<int>(at),
-            ToString(program[at]) +
-                " has no WAIT_SEND behind it, as others have; add one: without it PyTorch "
-                "keeps the message for ever");
+        findings_.Add(Check::kMessage, r, static_cast<int>(at),
+                      ToString(program[at]) +
+                          " has no WAIT_SEND after it, as others have; add one: without it PyTorch "
+                          "keeps the message for ever");
       }
     }
   }
@@ -66,7 +65,7 @@ class Marks {
     if (send < 0) return Add(Check::kMessage, rank, mark, ": the rank has no such SEND; drop it");
     if (send >= mark.before) {
       return Add(Check::kMessage, rank, mark,
-                 " waits for " + tables_.Place(rank, send) + ", which comes later; move it behind");
+                 " waits for " + tables_.Place(rank, send) + ", which comes later; move it after");
     }
     const auto at = static_cast<size_t>(send);
     if ((*waited)[at]) {
@@ -87,7 +86,7 @@ class Marks {
         }
       }
       if (pending_ != nullptr && Seen(MarkKind::kWaitReduceGrad)) {
-        Add(Check::kReduce, r, *pending_, " has no WAIT_REDUCE_GRAD behind it; add one");
+        Add(Check::kReduce, r, *pending_, " has no WAIT_REDUCE_GRAD after it; add one");
       }
     }
     for (size_t at = 0; at < reduced.size(); ++at) {
@@ -95,7 +94,7 @@ class Marks {
       const Copy& copy = tables_.copies[at];
       findings_.Add(Check::kReduce, copy.rank, -1,
                     "no REDUCE_GRAD s" + std::to_string(copy.stage) +
-                        ", which other stages have: its gradients are not scaled; add one behind "
+                        ", which other stages have: its gradients are not scaled; add one after "
                         "its last weight gradient");
     }
   }
@@ -110,7 +109,7 @@ class Marks {
     if (last >= mark.before) {
       Add(Check::kReduce, rank, mark,
           " comes before " + tables_.Place(rank, last) +
-              ", whose gradient it needs; move it behind");
+              ", whose gradient it needs; move it after");
     }
     if ((*reduced)[at]) {
       Add(Check::kReduce, rank, mark, " scales the gradients of the stage again; drop one");

@@ -2,8 +2,8 @@
 // is no message or reduction waits for the messages it needs (and at a WAIT_SEND for that SEND),
 // the others are put into their queues as the walk comes to them. PyTorch does so over gloo, and
 // over NCCL, where the stream of a queue waits for what was computed before. A queue stands at its
-// first message, or at all of a group, until each has met its other side: a rendezvous. Nothing
-// depends on who is faster, so one execution stands for all.
+// first message, or at all of a group, until each has met its other side: a rendezvous. The result
+// does not depend on speeds, so one execution stands for all.
 //
 //     pair      a rank has a queue for each other rank
 //     edge      one for each other rank and direction
@@ -258,7 +258,8 @@ class Execution {
   // Nodes of the graph of waits: ranks, then queues.
   struct Edge {
     int from, to;
-    int32_t index;  ///< what of `from` waits: the message at the head, or what the rank awaits
+    int32_t index;  ///< the waiting message of `from`: the head of its queue, or the one that the
+                    ///< rank awaits
 
     auto operator<=>(const Edge&) const = default;
   };
@@ -365,7 +366,7 @@ class Execution {
         continue;
       }
       if (!within) text += " at " + place;
-      if (within && waits[k - 1].index != wait.index) text += ", which is queued behind " + place;
+      if (within && waits[k - 1].index != wait.index) text += ", which is queued after " + place;
       text += (within ? ", and so for rank " : " for rank ") + std::to_string(RankOf(wait.to));
     }
     return text;

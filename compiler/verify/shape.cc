@@ -106,7 +106,7 @@ void CheckRoute(const Plan& plan, size_t number, std::vector<int>* route_of, Fin
       add_one(", which route " + std::to_string(taken) +
               " has already; each belongs to exactly one route");
     } else if (m < last) {
-      add_one(" behind " + std::to_string(last) + "; they must ascend");
+      add_one(" after " + std::to_string(last) + "; they must ascend");
     }
     taken = static_cast<int>(number);
     last = std::max(last, m);

@@ -1,8 +1,8 @@
 // Checks of level buffer: one slot for every value that the programs touch, as large as it is, and
 // no bytes that two values hold at once.
 //
-// Lifetimes are those of the program order, but lanes run beside each other: a range may be used
-// again only when, by lanes and `after`, every access of the value it held is over before the first
+// Lifetimes are those of the program order, but lanes run concurrently: a range may be used again
+// only when, by lanes and `after`, every access of the value it held is over before the first
 // access of the next one begins. The values of one range follow each other like that, so it is
 // enough to compare each with the last one before it, range by range in program order: near linear.
 
@@ -30,8 +30,8 @@ size_t ColumnOf(Value value, bool layered) {
 }
 
 /// When a value is touched: by the program the first and last time, and last on each lane that
-/// touches it. Those are compute, all-to-all, one edge and one way to the host: a value is received
-/// or sent, not both, and by one peer; and what is reloaded is another value than what was
+/// touches it. The lanes are compute, all-to-all, one edge and one way to the host: a value is
+/// received or sent, not both, and by one peer; and what is reloaded is another value than what was
 /// offloaded.
 struct Use {
   int32_t first = -1, last = -1;
@@ -123,7 +123,7 @@ class SlotCheck {
       CheckPlace(number);
       if (before != nullptr && order(slot) < order(*before)) {
         Add(Check::kSlot, -1,
-            Text(number) + " stands behind " + ToString(*before) +
+            Text(number) + " stands after " + ToString(*before) +
                 "; slots are in the order of first use, value, stage, layer, micro-batch");
       }
       before = &slot;
@@ -164,7 +164,7 @@ class SlotCheck {
     if (slot.offset < 0) {
       add(": begins before its arena");
     } else if (slot.offset > kMaxBytes || slot.bytes > kMaxBytes) {
-      add(": ends behind 2^50, which no memory has");
+      add(": ends after 2^50, which no memory has");
     } else if (slot.offset % kSlotAlignment != 0) {
       add(": its offset must be a multiple of " + std::to_string(kSlotAlignment));
     }
@@ -189,7 +189,7 @@ class SlotCheck {
           AddMissing(touch, index);
           number = kReported;
         }
-        // Reported once; what its message should have is then unknown.
+        // Reported once; the expected content of its message is then unknown.
         slot_of_message = number < 0 ? i.slot : number;
         if (number < 0) continue;
         Note(&uses_[static_cast<size_t>(number)], i.op, index);

@@ -34,7 +34,7 @@ struct Finding {
 /// copies get the same bits. Linear in the instructions. Shares no code and no table with the
 /// passes: includes the contract (compiler/plan) only.
 std::vector<Finding> Verify(const Plan& plan);
-/// The same under other semantics: only findings of "deadlock" depend on them.
+/// Like the overload above under other semantics: only findings of "deadlock" depend on them.
 std::vector<Finding> Verify(const Plan& plan, Semantics semantics);
 
 /// A rank that goes no further: at this instruction it waits for another one.

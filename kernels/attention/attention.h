@@ -16,7 +16,7 @@ struct AttentionForward {
   std::string engine;  ///< "cudnn", "cudnn in 2 parts", "own"
   size_t work_bytes;
   std::function<void(Stream, const Bf16* qkv, void* work, Bf16* out, float* lse)> run;
-  std::string why_own{};  ///< what cuDNN says, if it was asked
+  std::string why_own{};  ///< message of cuDNN, if it was asked
 };
 struct AttentionBackward {
   std::string engine;
@@ -46,7 +46,7 @@ class Attention {
   size_t work_bytes() const { return std::max(forward_.work_bytes, backward_.work_bytes); }
   /// Engines of both directions: "cudnn", or "cudnn forward, own backward" where they differ.
   std::string engine() const;
-  /// The same with the reason why cuDNN computes less than it could, for a reader.
+  /// Engines of both directions for people, with the reason if cuDNN computes less than it could.
   std::string Report() const;
 
   /// out[batch * sequence x heads * head_width] = softmax(q k^T / sqrt(head_width)) v;

@@ -63,7 +63,7 @@ class CudnnOperations {
   /// In 16-aligned device memory, or a float on the host, that a variant pack binds to the id.
   Tensor Memory(int64_t id, cudnnDataType_t type, const Sizes& sizes, const Sizes& strides);
   Tensor Scalar(int64_t id);
-  /// Exists nowhere; rows one behind the other.
+  /// Exists nowhere; rows are contiguous.
   Tensor Virtual(cudnnDataType_t type, const Sizes& sizes);
 
   /// a[m x k] b[k x n].

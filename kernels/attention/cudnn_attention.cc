@@ -48,7 +48,7 @@ class Tensors {
   Tensor Out(Id id) const {
     return operations_->Memory(id, CUDNN_DATA_BFLOAT16, RowSizes(), Strides(1));
   }
-  /// A float for each query of so many heads a sequence.
+  /// A float for each query of this many heads a sequence.
   Tensor Sums(Id id, int64_t heads) const {
     return operations_->Memory(id, CUDNN_DATA_FLOAT, {part_.batch, part_.heads, part_.sequence, 1},
                                {heads * part_.sequence, part_.sequence, 1, 1});
@@ -58,7 +58,7 @@ class Tensors {
   CudnnOperations::Sizes RowSizes() const {
     return {part_.batch, part_.heads, part_.sequence, part_.head_width};
   }
-  /// Strides of rows that have so many operands side by side.
+  /// Strides of rows that have this many operands side by side.
   CudnnOperations::Sizes Strides(int64_t operands) const {
     const int64_t row = operands * whole_.heads * whole_.head_width;
     return {whole_.sequence * row, whole_.head_width, row, 1};
@@ -157,7 +157,7 @@ CudnnAttention::CudnnAttention(const AttentionShape& shape, const CudnnDescripto
                                size_t most_work, PlanOf plan_of,
                                size_t (*own_work)(const AttentionShape& part))
     : whole_(shape), scale_(1 / std::sqrt(static_cast<float>(shape.head_width))) {
-  size_t each = 0;  // what a head took in a larger part
+  size_t each = 0;  // time of a head in a larger part
   for (const AttentionShape& part : PartsOf(shape)) {
     if (each * Heads(part) > most_work) continue;
     CudnnPlan plan = plan_of(shape, part, device);

@@ -17,7 +17,7 @@ struct DestroyHandle {
   void operator()(cudnnHandle_t handle) const { cudnnDestroy(handle); }
 };
 
-/// A direction on one device. A handle and a plan serve one thread at a time.
+/// cuDNN plan of a direction on one device. A handle and a plan serve one thread at a time.
 template <typename Direction>
 class Engine {
  public:

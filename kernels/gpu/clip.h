@@ -1,9 +1,9 @@
 #pragma once
 
-// The norm of all gradients of a training, the clipping to a limit, and whether a step has failed:
-// kernels/host/adamw.h's SumOfSquares for each block of parameters, which are then added in one
-// order. Sums are in double and of an order that the sizes of the blocks decide alone; that of
-// finite values is finite.
+// Norm of all gradients, clipping to a limit, and the flag of a failed step. Squares are summed for
+// each block of parameters (SumOfSquares of kernels/host/adamw.h), then over blocks. Sums are
+// doubles in an order that depends only on the sizes of the blocks. The sum of finite values is
+// finite.
 
 #include <cstddef>
 #include <cstdint>

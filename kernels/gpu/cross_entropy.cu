@@ -9,8 +9,8 @@ namespace contraflow::gpu {
 namespace {
 
 // A block takes a row at a time. The first kHeld vectors of each thread stay in registers between
-// the two uses, the next in shared memory, and what is still left is read again. As soon as a held
-// vector has been used, that of the block's next row is asked for.
+// the two uses, the next in shared memory, and what is still left is read again. After a held
+// vector is used, that of the block's next row is loaded.
 
 constexpr int kThreadsAnSm = 1024;  // as many as can have 64 registers each
 constexpr int kHeld = 6;            // with 8 there are not registers enough
@@ -100,7 +100,7 @@ __global__ void __launch_bounds__(kThreads, kThreadsAnSm / kThreads)
     Bf16* const at = Row(logits, row, classes);
     const int target = targets[row];
     const bool known = target >= 0 && target < classes;
-    // Read before the barrier, behind which its owner overwrites it.
+    // Read before the barrier, after which its owner overwrites it.
     const float target_logit = thread == 0 && known ? ToFloat(at[target]) : 0.0f;
 
     Exponentials mine;

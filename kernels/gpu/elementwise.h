@@ -23,8 +23,8 @@ struct AdamWRates {
 
 /// AdamW with decoupled weight decay on n parameters, as kernels/host/adamw.h has it; m and v are
 /// its moments. copy[n] becomes the parameters in bf16. All blocks of a stage lie in one, so this
-/// is the multi-tensor form: 30 bytes of traffic a parameter. Nothing is changed where *not_finite
-/// or *failed is not 0; `failed` may be null.
+/// is the multi-tensor form: 30 bytes of traffic a parameter. Changes no value if *not_finite or
+/// *failed is not 0; `failed` may be null.
 void AdamWStep(Stream stream, const AdamWStepSize* step, AdamWRates rates, size_t n,
                const float* gradient, float* m, float* v, float* parameter, Bf16* copy,
                const int32_t* not_finite, const int32_t* failed);

@@ -15,13 +15,13 @@
 //
 // In pairs, the two blocks of a cluster work on two rows of tiles of one expert at the same column,
 // so that they need the same slabs of B. Each loads half of every slab into both, once the
-// consumers of both have given the stage back (empty[s] counts 16 warps). Where an expert has an
-// odd number of rows of tiles, the second block passes slabs on to nobody: it loads its half and
-// gives stages back.
+// consumers of both have given the stage back (empty[s] counts 16 warps). If an expert has an odd
+// number of rows of tiles, the second block passes slabs on to nobody: it loads its half and gives
+// stages back.
 //
 // Rows of a tile beyond its expert's are computed from whatever rows come next, and dropped: a row
-// of a product depends on no other. Where rows are what is summed over (weight gradients), those
-// of the last slab that are not the expert's are cleared in shared memory first.
+// of a product depends on no other. If rows are what is summed over (weight gradients), those of
+// the last slab that are not the expert's are cleared in shared memory first.
 
 #include "kernels/gpu/grouped_epilogue.h"
 #include "kernels/gpu/hopper.h"
@@ -96,7 +96,7 @@ __device__ int PanelColumn(const GroupedSizes& sizes, const Tile& tile, int pane
   }
 }
 
-/// Each of `blocks` blocks loads its share of B, into all.
+/// Loads this block's share of B into the shared memory of all `kBlocks` blocks.
 template <int kBlocks>
 __device__ void LoadShare(unsigned char* to, const TensorMap& map, int column, int row, int matrix,
                           Mbarrier* full) {

@@ -23,12 +23,13 @@
 //   MbarrierExpect(mbarrier, bytes)   arrives, and the phase lasts until that many bytes have come
 //   MbarrierArrive(mbarrier)
 //   MbarrierArriveAt(mbarrier, block)   at the barrier in that place of a block of the cluster, by
-//                             who has read shared memory: what it has written is not seen there
+//                             a thread that has read shared memory; its writes are not visible
+//                             there
 //   MbarrierWait(mbarrier, parity)    until the phase of that parity (the first is 0) is over
 //   SyncCluster()             until all threads of all blocks of the cluster are there
 //   StoreBox(map, column, row, matrix, shared)
 //       one thread: begins to copy a box from shared memory, in which it lies as LoadBox puts it;
-//       what lies outside of the tensor is dropped
+//       parts outside of the tensor are dropped
 //   AddBox(map, column, row, matrix, shared)   the same, added to what is there; subnormal numbers
 //                             count as 0 and become 0
 //   StoreCommit()             closes a group of the thread's stores

@@ -16,7 +16,7 @@ void Check(cublasStatus_t status, const std::string& what) {
   throw GpuError(what + ": " + cublasLtGetStatusString(status));
 }
 
-// cublasLt has a destroying function a type.
+// cublasLt has one destroy function for each type.
 struct Destroy {
   void operator()(cublasLtHandle_t handle) const { cublasLtDestroy(handle); }
   void operator()(cublasLtMatmulDesc_t product) const { cublasLtMatmulDescDestroy(product); }

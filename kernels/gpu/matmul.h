@@ -23,7 +23,7 @@ struct MatmulShape {
   auto operator<=>(const MatmulShape&) const = default;
 };
 
-/// How a product is computed, as cublasLt packs it: of one version of it and one kind of GPU.
+/// Algorithm of a product, as cublasLt packs it: valid for one version and one kind of GPU.
 using MatmulAlgorithm = std::array<uint64_t, 8>;
 
 /// Matrix products by cublasLt. Algorithms are chosen once for a shape, the first by cublasLt's
@@ -45,8 +45,8 @@ class Matmuls {
   /// estimate first, which may give other bits. A shape stays as it was prepared first. Throws
   /// GpuError, naming the shape, if there is no such candidate.
   void Prepare(const MatmulShape& shape, int candidate = 0);
-  /// The same by an algorithm that AlgorithmOf gave. Throws GpuError, naming the shape, unless it
-  /// computes the shape here, with the work memory there is, in a fixed order.
+  /// Like the overload above, by an algorithm that AlgorithmOf gave. Throws GpuError, naming the
+  /// shape, unless it computes the shape here, with the work memory there is, in a fixed order.
   void Prepare(const MatmulShape& shape, const MatmulAlgorithm& algorithm);
   /// Algorithm of a shape that was prepared.
   MatmulAlgorithm AlgorithmOf(const MatmulShape& shape) const;

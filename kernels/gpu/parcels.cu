@@ -48,7 +48,7 @@ __global__ void __launch_bounds__(kParcelThreads)
   const int rows = min(first[local_experts], most_rows);
   for (int row = WarpInGrid(); row < rows; row += WarpsOfGrid()) {
     const int local = CountUpTo(first, local_experts, row) - 1;
-    // Whose row it is: the members' rows of an expert lie one behind the other. A warp looks at 32
+    // Whose row it is: the members' rows of an expert are contiguous. A warp looks at 32
     // members at a time.
     int in_part = row - first[local], member = 0;
     for (int begin = 0; begin < p.members; begin += kWarp) {
@@ -64,7 +64,7 @@ __global__ void __launch_bounds__(kParcelThreads)
       }
       in_part -= __shfl_sync(~0u, up_to_here, kWarp - 1);
     }
-    // In the parcel it is behind the rows of the experts before.
+    // In the parcel it is after the rows of the experts before.
     int before = 0;
     for (int e = Lane(); e < local; e += kWarp) before += received[member * local_experts + e];
     Bf16* const there = RowOf<kPack>(p, member, SumOverWarp(before) + in_part);
@@ -98,7 +98,7 @@ void CheckParcels(const char* name, const Parcels& p, int ctas) {
                  " experts in all are possible");
 }
 
-/// A warp for each of at most so many rows.
+/// A warp for each of at most this many rows.
 unsigned BlocksFor(int rows, int ctas) {
   return Unsigned(std::clamp(CeilDiv(rows, kParcelThreads / kWarp), 1, ctas));
 }

@@ -1,7 +1,7 @@
 #!/bin/bash
-# ptxas_report.sh COMMAND...: compiles, and puts what ptxas reports of each kernel (registers, stack,
-# spills) beside the object, as OBJECT.ptxas, instead of on the screen. Everything else comes
-# through, and so does a report of lost performance.
+# ptxas_report.sh COMMAND...: compiles, and writes the report of ptxas on each kernel (registers,
+# stack, spills) next to the object, as OBJECT.ptxas, instead of on the screen. Everything else
+# comes through, and so does a report of lost performance.
 set -u
 
 object=

@@ -6,8 +6,8 @@ namespace contraflow::gpu {
 namespace {
 
 // A team of threads takes a row at a time and holds it in registers between its two uses; a thread
-// has the same columns of every row, and their gains with it. As soon as a vector has been used,
-// that of the next row is asked for.
+// has the same columns of every row, and their gains with it. After a vector is used, that of the
+// next row is loaded.
 
 constexpr int kThreadsAnSm = 1024;  // as many as can have 64 registers each
 constexpr float kEpsilon = static_cast<float>(kRmsNormEpsilon);
@@ -46,7 +46,7 @@ __device__ int Column(int i) {
   return (i * kTeam + ThreadIndex() % kTeam) * N;
 }
 
-/// Vector i of this thread in the row; 0 behind the end of the row, or behind the last row.
+/// Vector i of this thread in the row; 0 after the end of the row, or after the last row.
 template <int kTeam>
 __device__ Bf16s<8> LoadPart(const Bf16* x, int row, int rows, int width, int i) {
   const int column = Column<kTeam, 8>(i);

@@ -34,7 +34,7 @@ __device__ uint64_t BestOfWarp(uint64_t x) {
 template <int kPerLane>
 __device__ void Softmax(float (&x)[kPerLane], int experts) {
   float largest = x[0];
-  // The first expert of a lane may be beyond the end already, and is a copy of the row's first.
+  // If the first expert of a lane is past the end, the lane has a copy of the row's first.
   CF_UNROLL
   for (int i = 1; i < kPerLane; ++i) {
     if (Lane() + i * kWarp < experts) largest = fmaxf(largest, x[i]);

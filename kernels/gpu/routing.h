@@ -42,8 +42,8 @@ void SortByExpert(Stream stream, const int32_t* expert, int rows, int experts, i
 /// sorted[i] = x[token_of[i]], rows of `width`; a row of token -1 becomes 0.
 void GatherTokens(Stream stream, const Bf16* x, const int32_t* token_of, int sorted_rows, int width,
                   Bf16* sorted);
-/// The same, by row_of[rows x top_k] as well: every token is read once and written top_k times, so
-/// less is read. token_of says which rows no pair took.
+/// Like GatherTokens, by row_of[rows x top_k] as well: every token is read once and written top_k
+/// times, so less is read. token_of says which rows no pair took.
 void SpreadTokens(Stream stream, const Bf16* x, const int32_t* row_of, const int32_t* token_of,
                   int rows, int sorted_rows, int top_k, int width, Bf16* sorted);
 

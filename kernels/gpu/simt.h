@@ -2,14 +2,16 @@
 
 // Language of the kernels. They are written once: nvcc compiles a .cu file for the GPU; tests
 // compile the same file for the host and run it thread by thread, with what stands in for CUDA
-// there. Included by .cu files only. Beside the part of CUDA that every kernel uses (threadIdx and
-// its like, __shared__, __syncthreads, the shuffles and votes of a warp, atomics of integers):
+// there. Included by .cu files only. In addition to the part of CUDA that every kernel uses
+// (threadIdx and its like, __shared__, __syncthreads, the shuffles and votes of a warp, atomics of
+// integers):
 //
 //   CF_DYNAMIC_SHARED(T, name)   the dynamic shared memory of the block, as T* name, 1024-aligned
 //   CF_UNROLL                    the next loop, whose length the compiler knows, is written out, so
 //                                that what it indexes can stay in registers
 //   Launch(name, stream, grid, block, shared_bytes, kernel, arguments...)
-//   LaunchClusters(name, stream, blocks, grid, ...)   likewise, so many neighbours in x a cluster,
+//   LaunchClusters(name, stream, blocks, grid, ...)   likewise, this many neighbours in x a
+//   cluster,
 //                                of which the grid is a multiple; the kernel has no __shared__
 //   Load16, Store16, Store8      one instruction each; the address must be a multiple of their size
 //   PackBf16(low, high)          two rounded to bf16, the first in the lower half
@@ -164,7 +166,7 @@ __device__ inline int CountUpTo(const int32_t* sorted, int n, int value) {
   const int lane = Lane();
   int begin = 0;
   while (n > 0) {
-    // Each lane looks at the last of its share; those that are small enough come first.
+    // Each lane compares the last of its share; the lanes that hold are the first ones.
     const int share = CeilDiv(n, kWarp);
     const int last = (lane + 1) * share - 1;
     const bool small = last < n && sorted[begin + last] <= value;

@@ -33,7 +33,7 @@ struct TileGrid {
 /// the next band leftwards. Tiles that blocks work on at the same time thus share operands in L2.
 class TileWalk {
  public:
-  /// 16 rows of 128 beside 8 columns of 256 are square, and about as many tiles as there are SMs.
+  /// 16 rows of 128 by 8 columns of 256 are square, and about as many tiles as there are SMs.
   static constexpr int kBand = 16;
 
   CF_BOTH TileWalk(const TileGrid& grid, int block, int blocks, int band = kBand)
@@ -62,7 +62,7 @@ class TileWalk {
   TileGrid grid_;
   int next_, blocks_, band_;
   int expert_ = -1;
-  int end_ = 0;  // behind the numbers of the expert's tiles
+  int end_ = 0;  // after the numbers of the expert's tiles
 };
 
 }  // namespace contraflow::gpu

@@ -27,7 +27,7 @@ struct AttentionShape {
 };
 
 /// probabilities[batch x heads x sequence x sequence] = softmax(q k^T / sqrt(head_width)) over the
-/// positions up to the token's own, 0 behind it; out[batch * sequence x heads * head_width] = the
+/// positions up to the token's own, 0 after it; out[batch * sequence x heads * head_width] = the
 /// values weighted with them.
 template <typename T>
 void AttentionForward(const AttentionShape& shape, const T* qkv, T* probabilities, T* out);

@@ -42,7 +42,7 @@ void Gemm<double>(Transpose transpose_a, Transpose transpose_b, int m, int n, in
                   const double* a, int lda, const double* b, int ldb, double beta, double* c,
                   int ldc);
 
-/// Takes the address space that so many products at a time work in. OpenBLAS, which has none yet,
+/// Takes the address space that this many products at a time work in. OpenBLAS, which has none yet,
 /// would ask the system for it without an end. Throws std::bad_alloc where there is not enough.
 void ReserveProducts(size_t at_a_time);
 

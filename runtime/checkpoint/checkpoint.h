@@ -33,7 +33,7 @@ struct Manifest;
 /// A complete checkpoint whose manifest is sound.
 class Checkpoint {
  public:
-  /// The newest in the folder, or that of a step. Nothing if the folder has none (or not that one).
+  /// The newest in the folder, or that of a step. None if the folder has none (or not that one).
   /// Throws Error, naming file and reason, if it is damaged (with the older ones that are there,
   /// and how to ask for one), or a shard is missing or has a different size.
   static std::optional<Checkpoint> Open(const std::string& directory, std::optional<int> step);

@@ -121,7 +121,7 @@ void Publish(const std::string& directory, int step) {
 }
 
 void RemoveStep(const std::string& directory, int step) {
-  // First it gets a name that no reader takes for anything.
+  // First renames it to a name that readers ignore.
   const std::string aside = AsideOf(directory, step);
   RemoveTree(aside);
   RenameFile(directory + "/" + StepName(step), aside);

@@ -16,9 +16,9 @@ namespace contraflow {
 //     .step-00000010.old       was complete; step-00000010 takes its place at this moment
 //     .lock                    is locked by the job that writes here, and names its first process
 
-/// `step-00000010`; more digits where the step has them.
+/// `step-00000010`; more digits if needed.
 std::string StepName(int step);
-/// `shard-0003`; likewise.
+/// `shard-0003`; more digits if needed.
 std::string ShardName(int shard);
 inline constexpr std::string_view kManifestName = "manifest";
 

@@ -34,7 +34,7 @@ inline constexpr int64_t kShardHeadBytes = 64;
 std::string ShardTitle(int step, int shard);
 std::string ShardHead(int step, int shard);
 
-/// The note of a shard has its title, and then such a line for each block: `SIZE CHECKSUM NAME`.
+/// Line of a block in the note of a shard, after the title: `SIZE CHECKSUM NAME`.
 std::string BlockLine(int64_t size, const std::string& checksum, const std::string& name);
 /// Reads the note of a shard and takes it from the front of the text; adds its blocks, and returns
 /// the bytes of the shard. Throws Error, beginning with `place`, for what is not a note of this
@@ -47,7 +47,7 @@ int64_t TakeNote(std::string_view* text, const std::string& place, int step, int
 std::string Seal(std::string_view text);
 /// Returns the text after the seal. Throws Error, beginning with `place`, if it does not fit.
 std::string_view Unseal(std::string_view sealed, const std::string& place);
-/// The same of a file.
+/// Like Unseal, of a file.
 std::string ReadSealed(const std::string& path);
 
 /// The text of a manifest, to be sealed: the head as a line of JSON, then the notes of all shards.

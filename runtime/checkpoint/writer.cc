@@ -89,8 +89,8 @@ std::vector<std::string> AwaitNotes(const std::string& folder, const std::string
                                     const std::shared_future<std::vector<std::string>>& told) {
   for (milliseconds pause(5);; pause = std::min(2 * pause, milliseconds(500))) {
     std::vector<std::string> notes = {first};
-    // A later read tells what cannot be read. By the list of names: to open the folder makes a
-    // network file system ask its server.
+    // A later read tells what cannot be read. Reads the list of names, since opening the folder
+    // makes a network file system ask its server.
     Try([&] {
       const std::vector<std::string> names = NamesInFolder(folder);
       for (int i = 1; notes.size() < processes; ++i) {

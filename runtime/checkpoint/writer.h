@@ -37,8 +37,8 @@ class Snapshot {
  public:
   /// Copies the blocks; takes memory only where they have changed since the last time.
   void Take(int step, int shard, std::span<const StateBlock> state);
-  /// The same of blocks in the memory of devices: begins to copy, and `then` is called when all is
-  /// here (StateCopies::Begin).
+  /// Like the overload above, of blocks in the memory of devices: begins to copy, and `then` is
+  /// called when all is here (StateCopies::Begin).
   void Take(int step, int shard, std::span<const StateBlock> state, StateCopies& copies,
             std::function<void()> then);
 
@@ -84,7 +84,7 @@ std::string WriteShard(const std::string& folder, int step, const Snapshot& snap
 std::string CommitCheckpoint(const std::string& directory, const CheckpointHead& head,
                              std::span<const std::string> notes, int keep);
 
-/// Work beside the training, in a thread of its own at low priority. Its memory must be its own:
+/// Work during the training, in a thread of its own at low priority. Its memory must be its own:
 /// nobody waits for it when the process has to end.
 class Background {
  public:
@@ -105,7 +105,7 @@ class Background {
   std::shared_ptr<std::atomic<uint64_t>> moves_;
 };
 
-/// Writes checkpoints beside the training, one at a time: each process its shard, and process 0,
+/// Writes checkpoints during the training, one at a time: each process its shard, and process 0,
 /// when the notes of all are there, the manifest.
 class CheckpointWriter {
  public:

@@ -42,7 +42,7 @@ class ByteWriter {
 };
 
 /// Reads them back, in the same order. Throws Error where they are cut off: nothing that the bytes
-/// say is believed before the bytes behind it are there.
+/// say is believed before the bytes after it are there.
 class ByteReader {
  public:
   /// `what` opens errors: "the record of a step is".

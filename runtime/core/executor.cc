@@ -115,7 +115,7 @@ void Executor::FindCopies(const Plan& plan) {
   }
 }
 
-/// A copy does not keep what stands behind it waiting: the backend sees to what it waits for.
+/// A copy does not keep what stands after it waiting: the backend sees to what it waits for.
 void Executor::AwaitCopies(size_t index) {
   if (copies_.empty() || IsHostCopy(program_[index].op)) return;
   const CopiesBefore& before = copies_[index];
@@ -196,7 +196,7 @@ void Executor::Execute(size_t first, size_t end) {
   StartOffloads(first);
 }
 
-/// In their order, those whose forward has ended with this instruction or before.
+/// Starts, in their order, the OFFLOADs whose forward has ended.
 void Executor::StartOffloads(size_t index) {
   for (; next_offload_ < offloads_.size() && offloads_[next_offload_].forward <= index;
        ++next_offload_) {

@@ -46,14 +46,14 @@ class Backend {
   /// The gradients of the experts that this member of the expert group owns, to be summed over
   /// replicas and holders that are the same member. Empty where `Gradients` has them all.
   virtual std::span<float> ExpertGradients(int /*stage*/) { return {}; }
-  /// STEP.
+  /// Runs STEP of a stage.
   virtual void OptimizerStep(int stage) = 0;
 
-  /// Starts an OFFLOAD or RELOAD, which goes on beside what follows, behind the copies in its
-  /// direction that were started before it in this step. It begins once so many OFFLOADs of the
-  /// step have ended.
+  /// Starts an OFFLOAD or RELOAD, which overlaps the following instructions, after the copies in
+  /// its direction that were started before it in this step. It begins once this many OFFLOADs of
+  /// the step have ended.
   virtual void StartCopy(const Instruction& copy, size_t offloads);
-  /// Waits until the first so many copies of the step in the direction of `op` have ended.
+  /// Waits until the first n copies of the step in the direction of `op` have ended.
   virtual void AwaitCopies(Op /*op*/, size_t /*count*/) {}
   /// When the copy with this number, from 0, of those in its direction ran; it has ended.
   virtual CopyTimes TimesOfCopy(Op /*op*/, size_t /*number*/) const { return {}; }
@@ -68,7 +68,7 @@ void CheckExecutable(const Plan& plan);
 /// level comm follows from what it computes, and is said by its `after` where there are events. A
 /// SEND is posted where it stands; its bytes are given back once it has left, at the latest before
 /// an instruction runs that names it in `after`. OFFLOAD is started when its forward has ended and
-/// RELOAD where it stands; they are waited for, at level comm, by forwards that stand behind an
+/// RELOAD where it stands; they are waited for, at level comm, by forwards that stand after an
 /// OFFLOAD and the backward of a RELOAD, else by what names them in `after`. All memory for
 /// the walk is allocated when it is made.
 class Executor {
@@ -117,7 +117,8 @@ class Executor {
   // Needs by instruction: the messages that it waits for, its own transfer if it is one, and when
   // it ran.
   std::vector<std::vector<size_t>> needs_;
-  std::vector<CopiesBefore> copies_;  // likewise; empty where nothing is offloaded
+  std::vector<CopiesBefore>
+      copies_;  // copies before each instruction; empty if no stage is offloaded
   struct OffloadPlace {
     size_t forward, index;
   };
@@ -129,7 +130,7 @@ class Executor {
   std::vector<size_t> leaving_;  // SENDs that are not done yet
   Clock::time_point origin_;
   int step_ = 0;
-  int64_t at_ = Progress::kStart;  // what it is doing, for messages
+  int64_t at_ = Progress::kStart;  // current activity, for messages
 };
 
 }  // namespace contraflow

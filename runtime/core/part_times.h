@@ -25,7 +25,7 @@ struct ModelPart {
 /// well: what a plan of chunks does not tell apart. Used by one thread at a time.
 class PartTimes {
  public:
-  /// However long a training is, it remembers so many times of each part.
+  /// However long a training is, it remembers this many times of each part.
   static constexpr size_t kMostTimes = 512;
 
   /// Something that consists of parts begins.

@@ -22,12 +22,12 @@ class SerialOrder {
   /// The plan must outlive this.
   explicit SerialOrder(const Plan& plan);
 
-  /// Every stage of every micro-batch once. Where all copies agree on an order, as a rule the
+  /// Every stage of every micro-batch once. If all copies agree on an order, as a rule the
   /// ascending one, that is one pass for each micro-batch; otherwise some come again.
   const std::vector<Pass>& passes() const { return passes_; }
   /// How many sums over micro-batches there are of a stage's gradients, and which of them one is
-  /// added to: one for each copy in each of `groups`. Of what all members of an expert group have,
-  /// each replica and member is a group; of the experts, each replica.
+  /// added to: one for each copy in each of `groups`. For parameters that all members of an expert
+  /// group have, each replica and member is a group; for experts, each replica.
   size_t Sums(int stage, int groups) const {
     return static_cast<size_t>(groups) * holders_[static_cast<size_t>(stage)].size();
   }

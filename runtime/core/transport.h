@@ -21,7 +21,7 @@ inline Time Nanoseconds(Clock::duration duration) {
 /// left alone, until it is done, or no rank of the run calls its transport any more.
 struct Transfer {
   Instruction instruction;    ///< SEND_F, SEND_B, RECV_F or RECV_B, with its peer
-  std::span<std::byte> data;  ///< what to send, or where to receive exactly so many bytes
+  std::span<std::byte> data;  ///< bytes to send, or the buffer to fill
   bool done = false;
   Clock::time_point start{}, end{};  ///< once done: the interval of the transfer itself
   Transfer* next = nullptr;          ///< the transport's own

@@ -36,7 +36,7 @@ class ValuePlaces {
   };
   /// An instruction touching a value.
   struct Use {
-    Value value;  ///< what it is to the layer of the instruction (SeenFrom)
+    Value value;  ///< its role for the layer of the instruction (SeenFrom)
     const Place* place;
     size_t now;
 
@@ -50,9 +50,9 @@ class ValuePlaces {
   /// made and not used.
   ValuePlaces(const Plan& plan, int rank, const ComponentWalk& walk, const ValueBytes& bytes,
               const std::string& model, const std::string& device);
-  /// The same for opaque stages, whose slots may also have more bytes than they
-  /// need. With `lanes` messages move while the rank computes: below level
-  /// buffer they share no bytes then.
+  /// Like the overload above, for opaque stages, whose slots may also have more bytes than they
+  /// need. With `lanes` messages move while the rank computes: below level buffer they share no
+  /// bytes then.
   ValuePlaces(const Plan& plan, int rank, const ComponentWalk& walk, const ValueBytes& bytes,
               bool lanes);
   ValuePlaces(const ValuePlaces&) = delete;

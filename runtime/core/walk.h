@@ -16,7 +16,7 @@ namespace contraflow {
 /// messages touch, layer by layer.
 class ComponentWalk {
  public:
-  /// For the stages of a model that have so many layers each (LayersOfStages); the plan must
+  /// For the stages of a model that have this many layers each (LayersOfStages); the plan must
   /// outlive this. `model` is its name, for messages. Throws Error if the plan recomputes more
   /// layers.
   ComponentWalk(const Plan& plan, std::vector<int> layers, const std::string& model)

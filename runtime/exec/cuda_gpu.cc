@@ -84,7 +84,7 @@ struct CudaPartitions::Driver {
     throw gpu::GpuError(std::string(call) + ": " + text);
   }
 
-  /// How many partitions of so many SMs there can be.
+  /// How many partitions of this many SMs there can be.
   unsigned Possible(const CUdevResource& all, unsigned sms_each) const {
     unsigned groups = 0;
     // A device that cannot be split so at all is an error of the call.
@@ -179,8 +179,8 @@ constexpr size_t kAlignment = 4096;
 
 cudaStream_t Cuda(gpu::Stream stream) { return static_cast<cudaStream_t>(stream.handle); }
 
-/// Streams share hardware queues, of which there are 8 if nothing is said; what is behind something
-/// in a queue waits for it, event or not.
+/// Streams share hardware queues, 8 by default. Work in a queue waits for all work before it, even
+/// without an event.
 void AskForQueues() { setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*overwrite=*/0); }
 
 struct DestroyStream {

@@ -12,9 +12,9 @@ namespace contraflow {
 namespace {
 
 // On 132 SMs a link takes 2 CTAs and an exchange among experts 16; with two links that leaves 112
-// to compute, the shares that DeepSeek trained with. A sum takes 4 more; with nothing beside it, as
-// many as an exchange. Smaller partitions are divided in the same proportion. NCCL takes powers of
-// two.
+// to compute, the shares that DeepSeek trained with. A sum takes 4 more; if nothing runs with it,
+// as many as an exchange. Smaller partitions are divided in the same proportion. NCCL takes powers
+// of two.
 constexpr int kOf = 132, kLinkCtas = 2, kExpertCtas = 16, kSumCtas = 4, kLoneSumCtas = 16;
 
 int Share(int sms, int ctas) { return std::clamp((sms * ctas + kOf / 2) / kOf, 1, ctas); }

@@ -44,11 +44,11 @@ class Gpu {
   /// 4096-aligned device memory that lives as long as the Gpu; its bytes are undefined. Throws
   /// with how much was asked for and how much is free.
   virtual std::byte* Allocate(size_t bytes) = 0;
-  /// The same, but it lives as long as somebody has it, within the life of the Gpu.
+  /// Like Allocate, with shared ownership within the life of the Gpu.
   virtual std::shared_ptr<std::byte> NewDeviceMemory(size_t bytes) = 0;
-  /// Memory of the host that the device can copy from and to, likewise.
+  /// Like Allocate, in pinned memory of the host.
   virtual std::byte* AllocateHost(size_t bytes) = 0;
-  /// The same, but it lives as long as somebody has it, with the Gpu or without.
+  /// Like AllocateHost, with shared ownership that may outlive the Gpu.
   virtual std::shared_ptr<std::byte> NewHostMemory(size_t bytes) = 0;
 
   /// The event now stands for all that was given to the stream so far. Waiting for an event that
@@ -103,7 +103,7 @@ SmUse UseOf(const Plan& plan);
 struct SmBudget {
   int partitions = 1;
   int sms = 0;          ///< of a partition; 0: the whole GPU, which is not partitioned
-  int compute = 0;      ///< what compute kernels count on
+  int compute = 0;      ///< SMs that compute kernels count on
   int link_ctas = 0;    ///< of a pipeline link
   int expert_ctas = 0;  ///< of an exchange among experts; 0 where there is none
   int sum_ctas = 1;     ///< of a REDUCE

@@ -30,7 +30,7 @@ std::string TextOf(const Plan& plan, At at) {
          ToString(i) + ")";
 }
 
-/// The points of a plan's order in terms of ranks, one behind the other.
+/// The points of a plan's order in terms of ranks, one after another.
 class ProgramOrder {
  public:
   explicit ProgramOrder(const Plan& plan)
@@ -245,7 +245,7 @@ struct Present {
   IssuePlace place;
 };
 
-/// Whether `b`, which comes next, meets `a`.
+/// True if `b`, the next in order, is posted together with `a`.
 bool Together(Work work, const Present& a, const Present& b) {
   switch (work) {
     case Work::kSend:

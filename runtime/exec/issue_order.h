@@ -25,7 +25,7 @@ struct IssuePlace {
 /// for what was not issued before. Its points are single instructions, and meetings: a SEND with
 /// its RECV, a REDUCE of all that hold the stage, an all-to-all component of all members. The order
 /// of every program is kept, but for messages of one group, which may come in any order, one right
-/// behind the other as far as the program is concerned. The order depends on the plan alone: ranks
+/// after the other as far as the program is concerned. The order depends on the plan alone: ranks
 /// take turns, one instruction each, where they have to wait for nobody.
 class IssueOrder {
  public:
@@ -48,7 +48,7 @@ class IssueOrder {
   std::vector<IssuePlace> places_;  // point by point
 };
 
-/// One behind the messages that are posted together with the instruction `first`: neighbours of
+/// One after the messages that are posted together with the instruction `first`: neighbours of
 /// one group.
 size_t GroupEnd(const Program& program, size_t first);
 

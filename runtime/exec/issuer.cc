@@ -193,7 +193,7 @@ void GpuIssuer::Issue() {
   Join();
 }
 
-/// Every device begins on its compute lane, and its other lanes behind that.
+/// Every device begins on its compute lane, and its other lanes after that.
 void GpuIssuer::Fork() {
   gpu_.Record(start_, origin_);
   for (size_t d = 0; d < devices_.size(); ++d) {
@@ -238,7 +238,7 @@ void GpuIssuer::AwaitHeld(gpu::Stream stream) {
   }
 }
 
-/// Behind a step that has failed on any device no stage is updated any more. Where the norm of all
+/// After a step that has failed on any device no stage is updated any more. If the norm of all
 /// gradients is limited, no stage is updated before it is known.
 void GpuIssuer::Guard() {
   const bool clips = guard_.limit > 0;
@@ -256,8 +256,8 @@ void GpuIssuer::Guard() {
   AwaitAll();
 }
 
-/// One behind the points that are issued together with `first`: messages of one group whose other
-/// ends are in other processes. Where both ends are here none of them can wait for another.
+/// One after the points that are issued together with `first`: messages of one group whose other
+/// ends are in other processes. If both ends are here, none of them can wait for another.
 size_t GpuIssuer::UnitEnd(size_t first) const {
   const IssuePlace begin = order_[first][0];
   const int32_t group = InstructionAt(begin).group;
@@ -276,7 +276,7 @@ void GpuIssuer::IssueUnit(size_t first, size_t end) {
   for (at_ = first; at_ < end; ++at_) {
     for (const IssuePlace place : order_[at_]) BeginInstruction(place);
   }
-  // A group begins when it is complete: nothing of it is behind another of it.
+  // A group begins when it is complete: nothing of it is after another of it.
   if (end - first > 1) links_.BeginGroup();
   for (at_ = first; at_ < end; ++at_) Meet(at_);
   at_ = end - 1;
@@ -356,7 +356,7 @@ void GpuIssuer::KeepPace(IssuePlace place) {
 
 void GpuIssuer::Await(GpuEvent* event) {
   using std::chrono::steady_clock;
-  // A step of a GPU is over in milliseconds; what takes longer need not keep a processor busy.
+  // A step of a GPU takes milliseconds; a longer wait need not keep a processor busy.
   constexpr std::chrono::milliseconds kBusy{5};
   constexpr std::chrono::microseconds kRest{50};
   const steady_clock::time_point begin = steady_clock::now();

@@ -20,8 +20,8 @@ namespace contraflow {
 /// How a step is given to a GPU.
 struct IssueOptions {
   bool graph = true;  ///< capture the step once and replay it; else issue it anew every time
-  /// Every so many steps it is measured when each instruction runs, by two small kernels for each;
-  /// 0: never.
+  /// Every n steps it is measured when each instruction runs, by two small kernels for each; 0:
+  /// never.
   int stamps = 1;
   /// Without a graph: instructions the host may be ahead in a lane; 2 or more.
   int run_ahead = 256;
@@ -37,7 +37,7 @@ struct IssuedDevice {
 };
 
 /// Gives the steps of a plan to a GPU, as the one thread of a process that does: every instruction
-/// of its devices, in the order of IssueOrder, on the stream of its lane, behind what its `after`
+/// of its devices, in the order of IssueOrder, on the stream of its lane, after what its `after`
 /// names on other lanes. All lanes are forked off one stream and joined to it again, so that a step
 /// can be captured as one graph. Allocates nothing once the first step was issued.
 class GpuIssuer {
@@ -120,7 +120,7 @@ class GpuIssuer {
   gpu::Stream origin_;
   GpuEvent* const start_;
   const std::array<GpuEvent*, 2> over_;       // of the steps under way, by turns
-  std::vector<GpuEvent*> held_;               // what updates wait for
+  std::vector<GpuEvent*> held_;               // condition that updates wait for
   std::vector<std::vector<GpuEvent*>> ends_;  // of a device's step: begun there, by lane over there
   std::vector<std::vector<Pace>> paces_;      // by device and lane
   std::vector<Participant> participants_;     // of the point at hand

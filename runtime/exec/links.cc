@@ -134,7 +134,7 @@ void VirtualLinks::Join(std::span<const Participant> participants) {
   }
 }
 
-/// If a device has its experts to itself, nothing computes beside its exchanges that they would
+/// If a device has its experts to itself, nothing computes during its exchanges that they would
 /// have to leave room for.
 int VirtualLinks::ExpertCtas(gpu::Stream stream) const {
   return budget_.expert_ctas > 0 ? budget_.expert_ctas : stream.sms;

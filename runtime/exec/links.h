@@ -37,8 +37,8 @@ void Pull(gpu::Stream stream, const ExchangePart& part, const gpu::ExchangePeers
 /// Instructions of one device on a GPU: work that is given to a stream, and the memory that
 /// messages and exchanges move. Everything but Upload, Download and Results may be captured once
 /// and replayed for every step, so nothing in it depends on the step, waits, or allocates. Used by
-/// the issuing thread. A step may be given to the GPU before the one ahead of it is done, but never
-/// before the one ahead of that is.
+/// the issuing thread. A step may be issued while the one before it runs, but only after the one
+/// before that has ended.
 class GpuBackend {
  public:
   virtual ~GpuBackend() = default;
@@ -47,7 +47,7 @@ class GpuBackend {
   /// one ahead of that is done.
   virtual void Prepare(int /*step*/) {}
   /// Draws the micro-batches of a step, unless Prepare has, and gives them, with the step size of
-  /// the optimizer, to the stream, behind the step before. Steps count from 1. Not captured.
+  /// the optimizer, to the stream, after the step before. Steps count from 1. Not captured.
   virtual void Upload(int step, gpu::Stream stream) = 0;
   /// Forgets the gradients, losses and counts of the last step.
   virtual void BeginStep(gpu::Stream stream) = 0;
@@ -55,7 +55,7 @@ class GpuBackend {
   virtual void Compute(const Instruction& work, gpu::Stream stream) = 0;
   /// Work of an all-to-all component on this device before its exchange (COMBINE_B: the gradient of
   /// combine, and of the head; DISPATCH_F in a group of one: the rows), and after it (COMBINE_F:
-  /// combine, head and loss; DISPATCH_B: the gradient of dispatch). Nothing for the others.
+  /// combine, head and loss; DISPATCH_B: the gradient of dispatch). Does nothing for the others.
   virtual void BeforeExchange(const Instruction& component, gpu::Stream stream) = 0;
   virtual void AfterExchange(const Instruction& component, gpu::Stream stream) = 0;
   virtual ExchangePart Exchange(const Instruction& component) = 0;
@@ -66,13 +66,13 @@ class GpuBackend {
   /// Gradients for REDUCE, as Backend::Gradients and Backend::ExpertGradients.
   virtual std::span<float> Gradients(int stage) = 0;
   virtual std::span<float> ExpertGradients(int stage) = 0;
-  /// STEP. Where the norm of all gradients is limited it only adds up the squares of the stage's.
+  /// STEP. If the norm of all gradients is limited, only adds up the squares of the stage's.
   virtual void OptimizerStep(int stage, gpu::Stream stream) = 0;
   /// Condition of the updates that all devices do.
   struct UpdateGuard {
     float limit = 0;  ///< to the norm of all gradients; 0: none
     /// Numbers of which that norm comes, one for each block of the model where there is a limit,
-    /// and behind them a note; 0: nothing holds updates back.
+    /// and after them a note; 0: nothing holds updates back.
     int numbers = 0;
   };
   virtual UpdateGuard GuardOfUpdates() const { return {}; }
@@ -80,7 +80,7 @@ class GpuBackend {
   /// sets the sums of squares of its blocks. A stage is not updated if one of its gradients is not
   /// finite, nor where guard->failed.
   virtual void PutGuard(double* /*numbers*/, const gpu::Clip* /*guard*/) {}
-  /// Behind all lanes: the note becomes NaN if something of the step is not finite or rows
+  /// After all lanes: the note becomes NaN if something of the step is not finite or rows
   /// overflowed, else 0.
   virtual void NoteFailure(gpu::Stream /*stream*/) {}
   /// With a limit, after the notes of all devices: clips the gradients, and updates every stage.
@@ -103,7 +103,7 @@ struct Participant {
 
 /// How the devices of a plan reach each other. Each call gets all participants that this process
 /// has, in the order that IssueOrder gives them; they leave their streams
-/// such that what follows there comes behind the transfer. Called in the plan's global order by the
+/// such that what follows there comes after the transfer. Called in the plan's global order by the
 /// issuing thread; never waits for the device.
 class GpuLinks {
  public:
@@ -117,8 +117,8 @@ class GpuLinks {
   /// experts over replicas and holders; added in that order (Transport::Sum), the same bits for
   /// all.
   virtual void Sum(std::span<const Participant> holders) = 0;
-  /// values[DeviceCount x n]: behind the parts of this process's devices come those of all others,
-  /// in an order that is no matter. Behind and before whatever a step does.
+  /// values[DeviceCount x n]: after the parts of this process's devices come those of all others,
+  /// in an order that is no matter. After and before whatever a step does.
   virtual void Gather(double* /*values*/, size_t /*n*/, gpu::Stream /*stream*/) {}
   /// Transfers between these calls begin together: none waits for another of the group.
   virtual void BeginGroup() {}

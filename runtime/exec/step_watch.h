@@ -20,13 +20,13 @@ namespace contraflow {
 /// When the instructions of one device began and ended in a step, by the clock of the GPU.
 class StepStamps {
  public:
-  /// For a program of so many instructions.
+  /// For a program of this many instructions.
   StepStamps(size_t instructions, Gpu& gpu);
 
   /// Stamps the time when the stream gets there.
   void Begin(size_t index, gpu::Stream stream) const;
   void End(size_t index, gpu::Stream stream) const;
-  /// Brings the stamps to the host, behind all of them.
+  /// Brings the stamps to the host, after all of them.
   void Download(gpu::Stream stream) const;
 
   /// All become 0, which no time is.

@@ -17,7 +17,7 @@ Plan WithLanes(const Plan& plan);
 /// One device of custom stages on a GPU, or on a part of one.
 class GpuCustomDevice : public GpuBackend {
  public:
-  /// All arguments must outlive the device; `setup` is one of its streams, whose kernels have so
+  /// All arguments must outlive the device; `setup` is one of its streams, whose kernels have this
   /// many SMs; `arenas` allocates the arenas. Returns once all is in place; memory without a value
   /// is full of NaN.
   GpuCustomDevice(const CustomStages& stages, Device device, Gpu& gpu, gpu::Stream setup, int sms,

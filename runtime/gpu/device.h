@@ -116,7 +116,7 @@ class GpuDevice : public GpuBackend, public StageHolder {
   Arenas arenas_;
   std::map<int, Copy> copies_;                    // by stage
   std::map<Key, GpuViews> views_;                 // of components and messages
-  std::map<Key, std::byte*> messages_;            // what SENDs and RECVs move
+  std::map<Key, std::byte*> messages_;            // memory that SENDs and RECVs move
   const std::vector<int> begin_here_, end_here_;  // micro-batches, ascending
   MicroBatch micro_;
   double* numbers_ = nullptr;         // squares of gradients, by block of the model, and a note

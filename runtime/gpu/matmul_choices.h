@@ -42,16 +42,18 @@ std::string DigestOf(const MatmulChoices& choices);
 /// Number of the shortest time; of equal ones the first.
 size_t FastestOf(std::span<const uint64_t> times);
 
-/// The choices for these products on so many SMs of this GPU: those of the file `path`; what it
-/// lacks is timed in the stream, all candidates of each, and added to it. A file that is not there
-/// is made. Memory for that is given back. `moves` is called where something has been done. Throws
-/// Error, with the remedy, for a file that is none or has an algorithm that cannot be used here.
+/// The choices for these products on this many SMs of this GPU: those of the file `path`. For
+/// missing products, times all candidates in the stream, and adds the fastest to the file. A file
+/// that is not there is made. Memory for that is given back. `moves` is called where something has
+/// been done. Throws Error, with the remedy, for a file that is none or has an algorithm that
+/// cannot be used here.
 MatmulChoices ChooseMatmuls(const std::string& path, const std::vector<gpu::MatmulShape>& products,
                             Gpu& gpu, gpu::Stream stream, int sms,
                             const std::function<void()>& moves = {});
 
-/// The same in a job, where all processes take what one has chosen: `leads` says which, `broadcast`
-/// gives its text to all. Throws Error where a process has another kind of GPU or library.
+/// Like ChooseMatmuls, in a job, where all processes take what one has chosen: `leads` says which,
+/// `broadcast` gives its text to all. Throws Error where a process has another kind of GPU or
+/// library.
 MatmulChoices ChooseMatmulsForAll(const std::string& path,
                                   const std::vector<gpu::MatmulShape>& products, Gpu& gpu,
                                   gpu::Stream stream, int sms, bool leads,

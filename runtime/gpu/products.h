@@ -27,7 +27,7 @@ struct Arenas {
   std::array<std::byte*, kArenaCount> at{};
   std::span<std::byte> all;  ///< that they lie in; empty: each has an allocation of its own
 };
-/// Arenas of so many bytes, poisoned; in one piece if there is an `allocate` for it.
+/// Arenas of this many bytes, poisoned; in one piece if there is an `allocate` for it.
 Arenas AllocateArenas(const std::array<int64_t, kArenaCount>& bytes, Gpu& gpu, gpu::Stream stream,
                       const AllocateMemory& allocate);
 
@@ -50,9 +50,9 @@ class GpuProducts {
   /// Lanes that compute at the same time: compute, all-to-all. Attention is on the first only.
   static constexpr size_t kLanes = 2;
 
-  /// For `compute_sms` SMs; of a model that is checked (FitGpuModel). Products without a choice go
-  /// by the estimate of the library, experts without one by single blocks. Returns once all is in
-  /// place.
+  /// For `compute_sms` SMs; the model must be checked (FitGpuModel). Products without a choice use
+  /// the estimate of the library; experts without one use single blocks. Returns when the setup is
+  /// done.
   GpuProducts(const LayerShape& shape, Gpu& gpu, gpu::Stream setup, int compute_sms,
               const MatmulChoices& choices = {});
 
@@ -73,7 +73,7 @@ class GpuProducts {
   /// dx[T x in] = dy[T x out] w^T.
   void LinearBackwardInput(GpuLane at, const gpu::Bf16* dy, const gpu::Bf16* w, int in, int out,
                            gpu::Bf16* dx) const;
-  /// The same added to dx: the gradient through the router.
+  /// Like LinearBackwardInput, added to dx: the gradient through the router.
   void LinearBackwardInputAdd(GpuLane at, const gpu::Bf16* dy, const gpu::Bf16* w, int in, int out,
                               gpu::Bf16* dx) const;
   /// dw[in x out] += x^T dy, in fp32.

@@ -10,14 +10,15 @@
 namespace contraflow {
 namespace {
 
-SmBudget BudgetFor(const Plan& plan, const Gpu& gpu, int partition_sms, const SmBudget* beside) {
-  if (beside == nullptr) {
+SmBudget BudgetFor(const Plan& plan, const Gpu& gpu, int partition_sms,
+                   const SmBudget* shared_budget) {
+  if (shared_budget == nullptr) {
     // More than any GPU has SMs is as wrong as any such number.
     constexpr size_t kTooMany = 1 << 20;
     return BudgetOf(gpu.sms(), static_cast<int>(std::min(DeviceCount(plan), kTooMany)), UseOf(plan),
                     partition_sms);
   }
-  SmBudget budget = *beside;
+  SmBudget budget = *shared_budget;
   budget.partitions = 1;
   budget.link_ctas = std::max(budget.link_ctas, 1);
   return budget;
@@ -87,9 +88,9 @@ void GpuDevices::Close() {
 }
 
 VirtualRanks::VirtualRanks(const Plan& plan, Gpu& gpu, const GpuRunOptions& options,
-                           const MakeGpuBackend& make, const SmBudget* beside)
-    : GpuDevices(plan, gpu, BudgetFor(plan, gpu, options.partition_sms, beside), beside == nullptr,
-                 AllDevices(plan), make) {
+                           const MakeGpuBackend& make, const SmBudget* shared_budget)
+    : GpuDevices(plan, gpu, BudgetFor(plan, gpu, options.partition_sms, shared_budget),
+                 shared_budget == nullptr, AllDevices(plan), make) {
   std::vector<gpu::Stream> streams;
   for (const auto& lanes : lanes_) {
     streams.insert(streams.end(), lanes->streams().begin(), lanes->streams().end());
@@ -148,10 +149,10 @@ GpuCustomRun::GpuCustomRun(const CustomStages& stages, Gpu& gpu, const MakeGpuDe
       })) {}
 
 GpuCustomRun::GpuCustomRun(const CustomStages& stages, Gpu& gpu, const GpuRunOptions& options,
-                           const SmBudget* beside)
+                           const SmBudget* shared_budget)
     : GpuCustomRun(stages, gpu,
                    [&](const Plan& plan, const MakeGpuBackend& make) {
-                     return std::make_unique<VirtualRanks>(plan, gpu, options, make, beside);
+                     return std::make_unique<VirtualRanks>(plan, gpu, options, make, shared_budget);
                    },
                    {}) {}
 
@@ -168,7 +169,7 @@ std::span<const std::byte> GpuCustomRun::Read(const void* at, size_t bytes,
   return *room;
 }
 
-std::unique_ptr<CustomTraining> GpuCustomRun::NewBeside(const CustomStages& stages) {
+std::unique_ptr<CustomTraining> GpuCustomRun::NewReference(const CustomStages& stages) {
   return std::make_unique<GpuCustomRun>(stages, gpu_, ComparisonRunOptions(), &devices_->budget());
 }
 

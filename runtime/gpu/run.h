@@ -44,7 +44,7 @@ struct GpuRunOptions : IssueOptions {
   std::string matmul_choices = {};
 };
 
-/// Makes one device of a plan: on a stream of its own for the setup, for so many SMs.
+/// Makes one device of a plan: on a stream of its own for the setup, for this many SMs.
 using MakeGpuBackend =
     std::function<std::unique_ptr<GpuBackend>(Device device, gpu::Stream setup, int sms)>;
 
@@ -62,7 +62,7 @@ class GpuDevices {
   const SmBudget& budget() const { return budget_; }
   /// Like Run's.
   StateCopies* NewCopies();
-  /// Behind the last step; all processes.
+  /// After the last step; all processes.
   void Close();
 
  protected:
@@ -92,11 +92,11 @@ class GpuDevices {
 class VirtualRanks : public GpuDevices {
  public:
   /// The plan is sound (Verify) and has lanes. All arguments must outlive it. Throws Error with the
-  /// remedy if the GPU has not SMs enough, or a device cannot be made. With `beside`, the budget of
-  /// another run, the GPU is divided already: all devices share its first partition, and compute on
-  /// as many SMs as one there.
+  /// remedy if the GPU has not SMs enough, or a device cannot be made. With `shared_budget`, the
+  /// budget of another run, the GPU is divided already: all devices share its first partition, and
+  /// compute on as many SMs as one there.
   VirtualRanks(const Plan& plan, Gpu& gpu, const GpuRunOptions& options, const MakeGpuBackend& make,
-               const SmBudget* beside = nullptr);
+               const SmBudget* shared_budget = nullptr);
 };
 
 /// Makes the devices of a plan that this process has.
@@ -122,7 +122,7 @@ class GpuRun : public Run {
   const SmBudget& budget() const { return devices_->budget(); }
   void Close() { devices_->Close(); }
 
-  /// A run without a pipeline beside it on the same GPU, for as many SMs.
+  /// A run without a pipeline on the same GPU and as many SMs.
   std::unique_ptr<GpuSerialRun> NewSerialRun();
 
  protected:
@@ -145,10 +145,10 @@ class GpuRun : public Run {
 class GpuCustomRun : public CustomTraining {
  public:
   /// All devices are on one GPU. `stages` were made for a GPU, `gpu`'s device is current, and both
-  /// outlive the run; `beside` as of VirtualRanks. Throws Error if a stage cannot be made, or the
-  /// GPU does not suit.
+  /// outlive the run; `shared_budget` as of VirtualRanks. Throws Error if a stage cannot be made,
+  /// or the GPU does not suit.
   GpuCustomRun(const CustomStages& stages, Gpu& gpu, const GpuRunOptions& options = {},
-               const SmBudget* beside = nullptr);
+               const SmBudget* shared_budget = nullptr);
 
   StepResult Step(int step) override { return devices_->Step(step); }
   const std::vector<Device>& devices() const override { return devices_->devices(); }
@@ -156,7 +156,7 @@ class GpuCustomRun : public CustomTraining {
   std::span<const std::byte> Read(const void* at, size_t bytes,
                                   std::vector<std::byte>* room) override;
   /// All devices of the plan share the GPU of this process.
-  std::unique_ptr<CustomTraining> NewBeside(const CustomStages& stages) override;
+  std::unique_ptr<CustomTraining> NewReference(const CustomStages& stages) override;
   void Close() override { devices_->Close(); }
 
  protected:

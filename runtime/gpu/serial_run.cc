@@ -10,7 +10,7 @@
 namespace contraflow {
 
 GpuSerialRun::GpuSerialRun(const Plan& plan, const Model& model, const Dataset& dataset,
-                           uint64_t seed, Gpu& gpu, const SmBudget& beside,
+                           uint64_t seed, Gpu& gpu, const SmBudget& shared_budget,
                            const MatmulChoices& choices)
     : model_(FitGpuModel(model, plan)),
       plan_(SerialPlan(plan)),
@@ -22,7 +22,7 @@ GpuSerialRun::GpuSerialRun(const Plan& plan, const Model& model, const Dataset& 
             made->KeepChoices();
             return made;
           },
-          &beside) {}
+          &shared_budget) {}
 
 StepResult GpuSerialRun::Step(int step) {
   StepResult result = ranks_.Step(step);

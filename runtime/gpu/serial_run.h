@@ -17,10 +17,10 @@ namespace contraflow {
 /// GPUs must equal it, bit for bit, where matrix products are chosen for the same number of SMs.
 class GpuSerialRun : public Run {
  public:
-  /// Like GpuRun, beside a run with this budget (VirtualRanks), by its choices. All arguments but
-  /// the budget must outlive it.
+  /// Like GpuRun, on the GPU of a run with this budget (VirtualRanks), with its choices. All
+  /// arguments but the budget must outlive it.
   GpuSerialRun(const Plan& plan, const Model& model, const Dataset& dataset, uint64_t seed,
-               Gpu& gpu, const SmBudget& beside, const MatmulChoices& choices = {});
+               Gpu& gpu, const SmBudget& shared_budget, const MatmulChoices& choices = {});
 
   StepResult Step(int step) override;
   const std::vector<Device>& devices() const override { return ranks_.devices(); }

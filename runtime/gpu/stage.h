@@ -38,14 +38,14 @@ class GpuStage {
   GpuStage& operator=(const GpuStage&) = delete;
 
   /// ATTN_F. `tokens` [T], read by the embedding only. *dropped += (token, expert) pairs that got
-  /// no row. Where `dispatched` is null its rows are left to Dispatch.
+  /// no row. If `dispatched` is null its rows are left to Dispatch.
   void AttentionForward(int layer, const int32_t* tokens, int32_t* dropped, const GpuViews& v,
                         GpuLane at) const;
   /// The rows of the tokens to their places in `dispatched`.
   void Dispatch(const GpuViews& v, gpu::Stream stream) const;
   /// MLP_F.
   void ExpertsForward(int layer, const GpuViews& v, gpu::Stream stream) const;
-  /// COMBINE_F, behind its exchange. With the head, *loss becomes the mean cross-entropy of the
+  /// COMBINE_F, after its exchange. With the head, *loss becomes the mean cross-entropy of the
   /// micro-batch and the logits become the gradient of `loss_scale` times it; `targets` [T].
   /// `came`, if not null, are the rows that `combined` becomes as they are read.
   void CombineForward(int layer, const int32_t* targets, float loss_scale, float* loss,
@@ -54,7 +54,7 @@ class GpuStage {
   void CombineBackward(int layer, const GpuViews& v, GpuLane at) const;
   /// MLP_B.
   void ExpertsBackward(int layer, const GpuViews& v, gpu::Stream stream) const;
-  /// DISPATCH_B, behind its exchange.
+  /// DISPATCH_B, after its exchange.
   void DispatchBackward(const GpuViews& v, gpu::Stream stream) const;
   /// ATTN_B.
   void AttentionBackward(int layer, const GpuViews& v, GpuLane at) const;
@@ -74,8 +74,8 @@ class GpuStage {
   const std::string& NotFinite(int32_t note) const;
   /// Scales the gradients down to that limit.
   void ClipGradients(const gpu::Clip* clip, gpu::Stream stream);
-  /// AdamW with the gradients as they are; refreshes the bf16 copy. Nothing changes where one of
-  /// the two flags is not 0; `failed` may be null.
+  /// AdamW with the gradients as they are; refreshes the bf16 copy. Changes no value if one of the
+  /// two flags is not 0; `failed` may be null.
   void OptimizerStep(const gpu::AdamWStepSize* step, const int32_t* not_finite,
                      const int32_t* failed, gpu::Stream stream);
 

@@ -23,7 +23,7 @@ class GpuStateCopies : public StateCopies {
   void Await() override;
   void Forget() noexcept override { then_ = nullptr; }
 
-  /// Behind it all is copied that was begun.
+  /// After it all is copied that was begun.
   GpuEvent* copied() const { return copied_; }
 
  private:

@@ -1,6 +1,6 @@
 #include "runtime/host/arenas.h"
 
-#include <sanitizer/asan_interface.h>  // what does nothing without the sanitizer
+#include <sanitizer/asan_interface.h>  // no effect without the sanitizer
 
 #include <algorithm>
 #include <cstdint>

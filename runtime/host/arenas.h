@@ -35,7 +35,7 @@ class HostArenas {
   }
   /// Start of each arena.
   std::array<std::byte*, kArenaCount> data();
-  /// Before an instruction, and behind it: what it makes may be touched, what ends with it no more.
+  /// Before an instruction, and after it: what it makes may be touched, what ends with it no more.
   void Enter(const Uses& uses);
   void Leave(const Uses& uses);
 

@@ -144,7 +144,7 @@ void HostBackend::Run(const Instruction& i) {
   for (const ValuePlaces::Use& use : uses) {
     PlaceValue<float>(shape_, use.value, arenas_.At(use), &views);
   }
-  // A validation leaves out all but the forward; what its messages hold nobody reads.
+  // A validation runs forwards only; nobody reads the content of its messages.
   if (text_ == nullptr || (IsForwardComponent(i.op) && !IsRecompute(i.op))) Do(i, &stage, views);
   arenas_.Leave(uses);
 }
@@ -171,7 +171,7 @@ void HostBackend::Do(const Instruction& i, Stage* stage, const LayerViews<float>
     stage->ExpertsForward(layer, v);
   } else if (op == Op::COMBINE_F) {
     exchange_.Run(i, v);
-    // A value that the next stage was sent is not made again.
+    // R does not make the output again, which the next stage has received.
     if (again && v.z == nullptr) return;
     stage->CombineForward(v);
   } else if (op == Op::COMBINE_B) {

@@ -57,7 +57,7 @@ class Exchange {
 
 bool AllFinite(std::span<const float> values);
 
-/// Takes what the matrix products of so many ranks of this process work in. Throws Error where
+/// Takes what the matrix products of this many ranks of this process work in. Throws Error where
 /// there is not enough.
 void ReserveForRanks(size_t ranks);
 
@@ -89,7 +89,7 @@ class HostBackend : public Backend, public StageHolder {
   /// If the model has a limit to the norm of all gradients it only takes notes for ClippedStep.
   void OptimizerStep(int stage) override;
 
-  /// Behind a step of all devices: clips the gradients, whose norm is given, and updates every
+  /// After a step of all devices: clips the gradients, whose norm is given, and updates every
   /// stage that has come to its STEP.
   void ClippedStep(double norm);
 

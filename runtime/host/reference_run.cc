@@ -36,7 +36,7 @@ WholeModel<T>::WholeModel(const Model& model, int members, uint64_t seed)
     for (size_t m = 0; m < static_cast<size_t>(members); ++m) {
       LayerViews<T>& v = layers_[l].members.emplace_back(Allocate(alone_, kOfMember));
       // Every member finds its rows where the experts leave them, and a layer what the one before
-      // it, or behind it, has made.
+      // it, or after it, has made.
       v.combined = layers_[l].experts.expert_out;
       v.dcombined = layers_[l].experts.drows;
       v.ddispatched = layers_[l].experts.dsorted;

@@ -23,7 +23,7 @@ class WholeModel {
  public:
   WholeModel(const Model& model, int members, uint64_t seed);
 
-  /// Behind a router, which has chosen experts and weights; may change them.
+  /// After a router, which has chosen experts and weights; may change them.
   using Routed = std::function<void(int layer, int member, const LayerViews<T>& v)>;
 
   /// F of a micro-batch of each member. Returns their mean cross-entropies, and keeps what B needs
@@ -42,8 +42,8 @@ class WholeModel {
 
  private:
   struct Layer {
-    LayerViews<T> experts;               // what they do for all members
-    std::vector<LayerViews<T>> members;  // what these do alone
+    LayerViews<T> experts;               // work of these for all members
+    std::vector<LayerViews<T>> members;  // work of these alone
   };
 
   LayerViews<T> Allocate(const LayerShape& shape, std::span<const Value> values);
@@ -60,11 +60,11 @@ class WholeModel {
 };
 
 /// The same training without a pipeline: the whole model, one micro-batch after the other, and for
-/// each F, then B, then W. A plan's execution must equal it, bit for bit. Of the plan it uses only
-/// where stages live and in which order each copy of a stage adds micro-batches to its gradients
-/// (SerialOrder): they are summed in that order for each copy (replica, member of the expert group
-/// and rank; of an expert, which only one member has, replica and rank), then over the copies,
-/// replica by replica, member by member and in route order.
+/// each F, then B, then W. A plan's execution must equal it, bit for bit. It uses only these facts
+/// of the plan: where stages live and in which order each copy of a stage adds micro-batches to its
+/// gradients (SerialOrder): they are summed in that order for each copy (replica, member of the
+/// expert group and rank; of an expert, which only one member has, replica and rank), then over the
+/// copies, replica by replica, member by member and in route order.
 class ReferenceRun {
  public:
   /// The plan is sound (Verify). Plan and dataset must outlive the run. Throws Error if the model
@@ -73,7 +73,7 @@ class ReferenceRun {
 
   /// Called whenever a micro-batch is done, for who waits; may be empty.
   void OnMove(std::function<void()> moved) { moved_ = std::move(moved); }
-  /// Called behind every router, from now on, with the place of the micro-batch (MicrobatchPlace);
+  /// Called after every router, from now on, with the place of the micro-batch (MicrobatchPlace);
   /// may change what it has chosen: where the run to compare with computes in less precision, that
   /// decides what is nearly a tie. May be empty.
   using Routed = std::function<void(int layer, size_t place, const LayerViews<float>& v)>;

@@ -37,8 +37,8 @@ class Run {
   virtual const std::vector<Device>& devices() const = 0;
   /// One of them, as long as the run.
   virtual StageHolder& At(Device device) = 0;
-  /// For one who saves the state (StateToSave) beside the steps, as long as the
-  /// run; null: it is in the host's memory. Asked for before the first step.
+  /// For one who saves the state (StateToSave) during the steps, as long as the run; null: it is in
+  /// the host's memory. Asked for before the first step.
   virtual StateCopies* NewCopies() { return nullptr; }
 };
 
@@ -53,10 +53,10 @@ struct StageCopy {
 std::vector<StageCopy> CopiesOf(const Plan& plan, Run& run);
 
 /// State of a run that this process saves: over all processes every block of the model exactly
-/// once. Of the copies of a stage that is the one of replica 0 on its first holder, and of what
-/// every member of an expert group has, member 0's.
+/// once. Among the copies of a stage, that is the one of replica 0 on its first holder; of
+/// parameters that every member of an expert group has, member 0's.
 std::vector<StateBlock> SavedState(const Plan& plan, Run& run);
-/// The same where it is (StageHolder::StateAt), for who has copies of the run (NewCopies).
+/// Like SavedState, where it is (StageHolder::StateAt), for who has copies of the run (NewCopies).
 std::vector<StateBlock> StateToSave(const Plan& plan, Run& run);
 
 /// Everything that this process has of a run, every copy of it.

@@ -24,9 +24,9 @@ class PartTimes;
 
 /// One copy of one stage on one device: parameters, gradients and optimizer state, and what the
 /// components of its layers compute, the same code whichever stage they are in, with the embedding
-/// before the first layer of stage 0 and the head behind the last one of the last stage. The
+/// before the first layer of stage 0 and the head after the last one of the last stage. The
 /// exchanges between the tokens' devices and the experts' (DISPATCH_F all of it; COMBINE_F and
-/// DISPATCH_B before, COMBINE_B behind what is here) are not its business (runtime/host/backend.h).
+/// DISPATCH_B before, COMBINE_B after what is here) are not its business (runtime/host/backend.h).
 /// `layer` counts inside the stage. Not thread safe; no hidden global state; the same inputs give
 /// the same bits, whichever thread or device runs it. The runtime uses float; double is for the
 /// proof that the gradients are those of the loss, by finite differences.
@@ -48,9 +48,9 @@ class BasicStage {
   int AttentionForward(int layer, const LayerViews<T>& v) const;
   /// MLP_F: rows to expert_out.
   void ExpertsForward(int layer, const LayerViews<T>& v) const;
-  /// COMBINE_F, behind its exchange: combined and y to z.
+  /// COMBINE_F, after its exchange: combined and y to z.
   void CombineForward(const LayerViews<T>& v) const;
-  /// The head's part of COMBINE_F of the last layer, behind it: returns the mean cross-entropy of
+  /// The head's part of COMBINE_F of the last layer, after it: returns the mean cross-entropy of
   /// the micro-batch.
   T HeadForward(const MicroBatch& micro, const LayerViews<T>& v) const;
   /// The head's part of COMBINE_B of the last layer, before it: makes dz, the gradient of
@@ -60,7 +60,7 @@ class BasicStage {
   void CombineBackward(const LayerViews<T>& v) const;
   /// MLP_B: drows to dsorted.
   void ExpertsBackward(int layer, const LayerViews<T>& v) const;
-  /// DISPATCH_B, behind its exchange: ddispatched to dexpert.
+  /// DISPATCH_B, after its exchange: ddispatched to dexpert.
   void DispatchBackward(const LayerViews<T>& v) const;
   /// ATTN_B: dz, dexpert, dweight and `loss_scale` times the load-balancing loss to dx.
   void AttentionBackward(int layer, T loss_scale, const LayerViews<T>& v) const;
@@ -70,14 +70,14 @@ class BasicStage {
   void HeadWeight(const LayerViews<T>& v, T* dense) const;
   /// ATTN_W.
   void AttentionWeight(int layer, const LayerViews<T>& v, T* dense) const;
-  /// The embedding's part of ATTN_W of the first layer, behind it.
+  /// The embedding's part of ATTN_W of the first layer, after it.
   void EmbeddingWeight(const MicroBatch& micro, const LayerViews<T>& v, T* dense) const;
 
   void ZeroGradients() { std::fill(gradients_.begin(), gradients_.end(), T{0}); }
   /// Sets the sum of the squares of each block's gradients, by name.
   void AddSquares(std::map<std::string, double>* squares) const;
-  /// AdamW; `step` counts from 1. Where the model has a limit to the norm of all gradients, which
-  /// is `norm`, they are scaled down to it first.
+  /// AdamW; `step` counts from 1. If the model has a limit to the norm of all gradients, which is
+  /// `norm`, they are scaled down to it first.
   void OptimizerStep(int step, double norm = 0);
 
   int layers() const { return static_cast<int>(layout_.layers.size()); }
@@ -89,7 +89,7 @@ class BasicStage {
   /// The gradients that all members of an expert group have, and those of the owned experts.
   std::span<T> dense_gradients() { return gradients().first(layout_.dense); }
   std::span<T> expert_gradients() { return gradients().subspan(layout_.dense); }
-  /// The optimizer's first and second moments, likewise.
+  /// First and second moments of the optimizer, in the same layout.
   std::span<T> first_moments() { return m_; }
   std::span<T> second_moments() { return v_; }
   std::span<const ParameterBlock> blocks() const { return layout_.blocks; }
@@ -113,7 +113,7 @@ using Stage = BasicStage<float>;
 /// The state of a copy of a stage.
 struct StageState {
   std::vector<StateBlock> blocks;
-  size_t dense;  ///< the first so many every member of an expert group has; then come the owned
+  size_t dense;  ///< the first n every member of an expert group has; then come the owned
                  ///< experts
 };
 

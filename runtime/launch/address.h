@@ -35,8 +35,7 @@ Address PeerAddress(const Socket& socket);
 /// accepted it; none where it is on another machine, has closed, or cannot be known.
 std::optional<uint32_t> PeerUser(const Socket& socket);
 
-/// Connects, again and again while nobody listens there, until the deadline. Throws Error naming
-/// the address and what went wrong last.
+/// Connects, and retries until the deadline. Throws Error with the address and the last failure.
 Socket Connect(const Address& to, Clock::time_point deadline);
 
 }  // namespace contraflow

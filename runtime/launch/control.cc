@@ -37,18 +37,18 @@ struct Control::State {
         size(membership.size),
         links(rank, std::move(membership.links)),
         watch(links, progress, options),
-        door(std::move(membership.door)) {
+        listener(std::move(membership.listener)) {
     CF_ASSERT(rank >= 0 && rank < size && links.size() == size);
     links.Start(&watch);
-    if (door == nullptr) return;
-    door->Serve([this] {
+    if (listener == nullptr) return;
+    listener->Serve([this] {
       const std::lock_guard lock(links.mutex());
       return watch.Status();
     });
   }
 
   ~State() {
-    door.reset();
+    listener.reset();
     {
       LinkSet::Lock lock(links.mutex());
       watch.Leave();
@@ -79,7 +79,7 @@ struct Control::State {
   const int rank, size;
   LinkSet links;
   Watch watch;
-  std::unique_ptr<Door> door;
+  std::unique_ptr<Listener> listener;
 };
 
 std::string Control::State::Await(LinkSet::Lock& lock, int from, Operation operation) {

@@ -48,7 +48,7 @@ class Control {
     std::function<void(int process)> waiting;
     /// Prints the report; default: stderr. Called at most once, by the leader.
     std::function<void(const std::string& report)> print;
-    /// Ends the process; default: EndProcess. By a signal where it was sent one.
+    /// Ends the process; default: EndProcess. It ends by a signal if it was sent one.
     std::function<void(int code)> exit;
   };
 

@@ -20,7 +20,7 @@ CustomRun::CustomRun(const CustomStages& stages, const HostProcess& process, boo
             return std::make_unique<CustomBackend>(stages, device, fill);
           })) {}
 
-std::unique_ptr<CustomTraining> CustomRun::NewBeside(const CustomStages& stages) {
+std::unique_ptr<CustomTraining> CustomRun::NewReference(const CustomStages& stages) {
   return std::make_unique<CustomRun>(stages, options_);
 }
 

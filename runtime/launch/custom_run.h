@@ -27,7 +27,7 @@ class CustomRun : public CustomTraining {
   const std::vector<Device>& devices() const override { return devices_->devices(); }
   CustomDevice& At(Device device) override { return devices_->At(device).device(); }
   /// All devices of the plan are threads of this process.
-  std::unique_ptr<CustomTraining> NewBeside(const CustomStages& stages) override;
+  std::unique_ptr<CustomTraining> NewReference(const CustomStages& stages) override;
 
  private:
   const ThreadNetwork::Options options_;

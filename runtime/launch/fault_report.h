@@ -27,7 +27,7 @@ struct Fault {
 inline constexpr size_t kMaxSaid = size_t{1} << 14;
 
 /// Turn a fault into bytes for another process, and back. ReadFault throws Error unless it is one
-/// of a job of so many processes. Its text steers no terminal.
+/// of a job of this many processes. Its text steers no terminal.
 std::string FaultBytes(const Fault& fault);
 Fault ReadFault(ByteReader* bytes, int size);
 

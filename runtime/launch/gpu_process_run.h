@@ -18,7 +18,7 @@
 namespace contraflow {
 
 /// All that a process of a job needs to be one device of a plan on a GPU of its own, linked to the
-/// others by NCCL. What is named must outlive the run.
+/// others by NCCL. The arguments must outlive the run.
 struct GpuProcess {
   const RankOrder& order;  ///< as many processes as the job has
   Gpu& gpu;

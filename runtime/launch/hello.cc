@@ -61,24 +61,24 @@ std::string Saying(const Claim& claim) { return "says it is rank " + std::to_str
 
 }  // namespace
 
-std::string Foreign(const std::optional<uint32_t>& user) {
+std::string ForeignUser(const std::optional<uint32_t>& user) {
   return std::string(user ? "belongs to another user" : "does not show its user") +
          ", and this job has no secret";
 }
 
-void Say(Socket* stream, Word word, std::string_view text, Clock::time_point deadline) {
+void SendWord(Socket* stream, Word word, std::string_view text, Clock::time_point deadline) {
   const std::string bytes =
       ByteWriter().Put(word).Put(static_cast<uint32_t>(text.size())).Take() + std::string(text);
   stream->WriteAll(std::as_bytes(std::span(bytes)), deadline);
 }
 
-Said Hear(Socket* stream, Clock::time_point deadline) {
+WordFrame ReceiveWord(Socket* stream, Clock::time_point deadline) {
   std::array<uint32_t, 2> head{};
   stream->ReadAll(BytesOf(head), deadline);
   if (head[0] > static_cast<uint32_t>(Word::kStatus) || head[1] > kMostSaid) {
     throw Error("sent something unexpected");
   }
-  Said said{static_cast<Word>(head[0]), ""};
+  WordFrame said{static_cast<Word>(head[0]), ""};
   // Grows with the bytes that come, and no further.
   while (said.text.size() < head[1]) {
     std::array<std::byte, 4096> piece;
@@ -91,11 +91,11 @@ Said Hear(Socket* stream, Clock::time_point deadline) {
   return said;
 }
 
-void Part(std::span<Socket> streams, Word word, std::string_view text) {
+void SendAndClose(std::span<Socket> streams, Word word, std::string_view text) {
   const Clock::time_point deadline = Clock::now() + kFarewell;
   for (Socket& stream : streams) {
     try {
-      Say(&stream, word, text, Clock::now());
+      SendWord(&stream, word, text, Clock::now());
       stream.EndSending();
     } catch (const Error&) {
       stream = Socket();
@@ -113,9 +113,9 @@ void Part(std::span<Socket> streams, Word word, std::string_view text) {
   }
 }
 
-Socket Greet(Socket stream, const Claim& claim, const MeetingPoint& point, const std::string& whom,
-             Clock::time_point deadline) {
-  Said said;
+Socket Handshake(Socket stream, const Claim& claim, const MeetingPoint& point,
+                 const std::string& whom, Clock::time_point deadline) {
+  WordFrame said;
   try {
     Hello hello;
     hello.claim = claim;
@@ -133,7 +133,7 @@ Socket Greet(Socket stream, const Claim& claim, const MeetingPoint& point, const
     if (!SameSecretly(proof, ProofOf(Side::kAccepts, point.secret, hello, answer))) {
       throw Error("another secret");
     }
-    said = Hear(&stream, deadline);
+    said = ReceiveWord(&stream, deadline);
   } catch (const Socket::Closed&) {
     return {};
   } catch (const Error& error) {
@@ -147,10 +147,10 @@ Socket Greet(Socket stream, const Claim& claim, const MeetingPoint& point, const
                 " does not know the secret of this job, or is another program; give all processes "
                 "the same secret, or set another MASTER_PORT");
   }
-  if (said.word == Word::kFailed) throw ToldError(PlainText(said.text));
+  if (said.word == Word::kFailed) throw RefusedError(PlainText(said.text));
   const auto user = point.user ? PeerUser(stream) : point.user;
   if (user != point.user) {
-    throw Error("what answers as " + whom + " " + Foreign(user) +
+    throw Error("what answers as " + whom + " " + ForeignUser(user) +
                 "; set another MASTER_PORT, or give all processes the same CONTRAFLOW_SECRET");
   }
   if (said.word != Word::kWelcome) {
@@ -159,7 +159,7 @@ Socket Greet(Socket stream, const Claim& claim, const MeetingPoint& point, const
   return stream;
 }
 
-Claim Recognize(Socket* stream, const MeetingPoint& point, Clock::time_point deadline) {
+Claim Authenticate(Socket* stream, const MeetingPoint& point, Clock::time_point deadline) {
   Hello hello;
   const std::span<std::byte> bytes = BytesOf(hello);
   stream->ReadAll(bytes.first(kMagic.size()), deadline);
@@ -171,7 +171,7 @@ Claim Recognize(Socket* stream, const MeetingPoint& point, Clock::time_point dea
   Digest proof;
   stream->ReadAll(BytesOf(proof), deadline);
   if (!SameSecretly(proof, ProofOf(Side::kConnects, point.secret, hello, answer))) {
-    // No proof, so that the other side need not try again.
+    // Sends zeros in place of a proof, so that the other side does not retry.
     proof = {};
     stream->WriteAll(BytesOf(proof), deadline);
     throw Error("does not know the secret of this job");
@@ -179,9 +179,9 @@ Claim Recognize(Socket* stream, const MeetingPoint& point, Clock::time_point dea
   proof = ProofOf(Side::kAccepts, point.secret, hello, answer);
   stream->WriteAll(BytesOf(proof), deadline);
   if (hello.version != kVersion) {
-    throw ToldError("one side speaks version " + std::to_string(hello.version) +
-                    " of the protocol, the other version " + std::to_string(kVersion) +
-                    "; start the same program everywhere");
+    throw RefusedError("one side speaks version " + std::to_string(hello.version) +
+                       " of the protocol, the other version " + std::to_string(kVersion) +
+                       "; start the same program everywhere");
   }
   const Claim& claim = hello.claim;
   const bool asks = claim.purpose == Purpose::kAsk;
@@ -189,7 +189,7 @@ Claim Recognize(Socket* stream, const MeetingPoint& point, Clock::time_point dea
                     (asks || claim.from < claim.size);
   if (!sane) throw Error("sent something unexpected");
   if (!point.job.empty() && !asks && hello.job != Sha256(point.job)) {
-    throw ToldError(Saying(claim) + ", but belongs to another job; set another MASTER_PORT");
+    throw RefusedError(Saying(claim) + ", but belongs to another job; set another MASTER_PORT");
   }
   return claim;
 }

@@ -96,7 +96,7 @@ void Link::Read() {
       if (frame.bytes > kMaxPiece) throw Error("it sent a piece that is too long");
       if (read_.size() - begin - sizeof frame < frame.bytes) break;
       begin += sizeof frame;
-      Hear(frame, std::string_view(read_).substr(begin, frame.bytes));
+      Deliver(frame, std::string_view(read_).substr(begin, frame.bytes));
       begin += frame.bytes;
     }
     read_.erase(0, begin);
@@ -107,7 +107,7 @@ void Link::Read() {
   }
 }
 
-void Link::Hear(const Frame& frame, std::string_view bytes) {
+void Link::Deliver(const Frame& frame, std::string_view bytes) {
   if (frame.part == Frame::kWhole) return take_(process_, frame.channel, std::string(bytes));
   pieces_.append(bytes);
   if (pieces_.size() > kMaxLong) throw Error("it sent more than any process of this job does");

@@ -68,7 +68,7 @@ class Link {
   };
 
   void Begin();
-  void Hear(const Frame& frame, std::string_view bytes);
+  void Deliver(const Frame& frame, std::string_view bytes);
 
   const int process_;
   Socket stream_;

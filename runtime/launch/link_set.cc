@@ -12,7 +12,7 @@
 namespace contraflow {
 
 LinkSet::LinkSet(int self, std::vector<Socket> streams)
-    : self_(self), size_(static_cast<int>(streams.size())), bell_(NewBell()) {
+    : self_(self), size_(static_cast<int>(streams.size())), wake_event_(NewWakeEvent()) {
   const auto take = [this](int process, uint8_t channel, std::string bytes) {
     watch_->OnTalk(process, channel, std::move(bytes));
   };
@@ -64,7 +64,7 @@ void LinkSet::Run() {
       writes = writes || out;
       polled[p] = {links_[p].fd(), static_cast<short>(out ? POLLIN | POLLOUT : POLLIN), 0};
     }
-    polled[links_.size()] = {bell_.fd(), POLLIN, 0};
+    polled[links_.size()] = {wake_event_.fd(), POLLIN, 0};
     polled[links_.size() + 1] = {watch_->fd(), POLLIN, 0};
     if (over_ && (!writes || Clock::now() >= flush_until_)) return;
     if (over_) next = flush_until_;
@@ -72,7 +72,7 @@ void LinkSet::Run() {
     lock.unlock();
     const int ready = poll(polled.data(), static_cast<nfds_t>(polled.size()),
                            static_cast<int>(std::clamp<int64_t>(wait, 0, 1'000)));
-    if (ready > 0 && polled[links_.size()].revents != 0) Hush(bell_);
+    if (ready > 0 && polled[links_.size()].revents != 0) ClearEvent(wake_event_);
     lock.lock();
     for (size_t p = 0; p < links_.size(); ++p) {
       Link& link = links_[p];

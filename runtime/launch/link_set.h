@@ -23,7 +23,7 @@ class LinkSet {
   LinkSet(const LinkSet&) = delete;
   ~LinkSet();
 
-  /// The watch must outlive the thread. Throws Error where the system has no room for one.
+  /// The watch must outlive the thread. Throws Error if the system cannot start a thread.
   void Start(Watch* watch);
   /// Ends the thread, which writes the rest for a second at most.
   void Stop();
@@ -42,7 +42,7 @@ class LinkSet {
   /// Writes as much as the connection takes; the thread writes the rest.
   void Flush(Link* link);
   /// Begins a turn of the thread.
-  void Wake() const { Ring(bell_); }
+  void Wake() const { SetEvent(wake_event_); }
 
  private:
   void Run();
@@ -50,7 +50,7 @@ class LinkSet {
   const int self_, size_;
   Watch* watch_ = nullptr;
   std::deque<Link> links_;
-  const Socket bell_;
+  const Socket wake_event_;
   std::mutex mutex_;
   std::condition_variable changed_;
   bool over_ = false;

@@ -16,9 +16,9 @@ namespace {
 
 using std::chrono::milliseconds;
 
-/// Guests leave the last word to the host for so long, since it knows more of the others. A guest
-/// that is cut off waits for all of it, so it suffices on a busy machine.
-constexpr milliseconds kGuestGrace{6'000};
+/// Clients leave the last word to the host for this long, since it knows more of the others. A
+/// client that is cut off waits for all of it, so it suffices on a busy machine.
+constexpr milliseconds kClientGrace{6'000};
 constexpr milliseconds kLook{20}, kRetry{50};
 
 Clock::time_point InASecond() { return Clock::now() + std::chrono::seconds(1); }
@@ -41,9 +41,9 @@ class Host {
   explicit Host(const MeetingPoint& point)
       : point_(point),
         deadline_(Clock::now() + point.timeout),
-        door_(std::make_unique<Door>(point)),
-        here_(door_->address()),
-        guests_(static_cast<size_t>(point.size)) {
+        listener_(std::make_unique<Listener>(point)),
+        here_(listener_->address()),
+        clients_(static_cast<size_t>(point.size)) {
     const bool every = here_.host == "::" || here_.host == "0.0.0.0";
     if (every) here_.host = point.address.host;
     if (point.ready) point.ready(here_);
@@ -52,67 +52,67 @@ class Host {
   Membership Run() {
     try {
       while (!Missing().empty()) Step();
-      for (size_t rank = 1; rank < guests_.size(); ++rank) {
-        Say(&guests_[rank].stream, Word::kGo, "", InASecond());
+      for (size_t rank = 1; rank < clients_.size(); ++rank) {
+        SendWord(&clients_[rank].stream, Word::kGo, "", InASecond());
       }
     } catch (const Error& error) {
       std::vector<Socket> streams;
-      for (Guest& guest : guests_) {
-        if (guest.stream) streams.push_back(std::move(guest.stream));
+      for (Client& client : clients_) {
+        if (client.stream) streams.push_back(std::move(client.stream));
       }
-      while (auto visitor = door_->Next(Clock::now())) {
-        streams.push_back(std::move(visitor->stream));
+      while (auto peer = listener_->Next(Clock::now())) {
+        streams.push_back(std::move(peer->stream));
       }
       const bool lost = dynamic_cast<const MeetingLost*>(&error) != nullptr;
-      Part(streams, lost ? Word::kLost : Word::kFailed, error.what());
+      SendAndClose(streams, lost ? Word::kLost : Word::kFailed, error.what());
       throw;
     }
-    Membership members{0, point_.size, {}, std::move(door_)};
-    for (Guest& guest : guests_) members.links.push_back(std::move(guest.stream));
+    Membership members{0, point_.size, {}, std::move(listener_)};
+    for (Client& client : clients_) members.links.push_back(std::move(client.stream));
     return members;
   }
 
  private:
-  struct Guest {
+  struct Client {
     Socket stream;
     Address from;
   };
 
   void Step() {
-    if (auto visitor = door_->Next(std::min(deadline_, Clock::now() + kLook))) {
-      do Welcome(&*visitor);
-      while ((visitor = door_->Next(Clock::now())));
+    if (auto peer = listener_->Next(std::min(deadline_, Clock::now() + kLook))) {
+      do Welcome(&*peer);
+      while ((peer = listener_->Next(Clock::now())));
     }
-    for (size_t rank = 1; rank < guests_.size(); ++rank) {
-      const Socket& stream = guests_[rank].stream;
-      if (stream && AwaitReady(stream, false, Clock::now())) HearGuest(rank);
+    for (size_t rank = 1; rank < clients_.size(); ++rank) {
+      const Socket& stream = clients_[rank].stream;
+      if (stream && AwaitReady(stream, false, Clock::now())) ReceiveFrom(rank);
     }
     if (Clock::now() >= deadline_ && !Missing().empty()) GiveUp();
   }
 
-  void Welcome(Door::Visitor* visitor) {
-    Guest& guest = guests_[static_cast<size_t>(visitor->claim.from)];
-    if (guest.stream) {
+  void Welcome(Listener::Peer* peer) {
+    Client& client = clients_[static_cast<size_t>(peer->claim.from)];
+    if (client.stream) {
       const std::string text = "two processes claim to be rank " +
-                               std::to_string(visitor->claim.from) + ": one comes from " +
-                               guest.from.Text() + ", the other from " + visitor->from.Text() +
+                               std::to_string(peer->claim.from) + ": one comes from " +
+                               client.from.Text() + ", the other from " + peer->from.Text() +
                                "; give every process its own number (RANK, or what the "
                                "launcher sets)";
-      Part({&visitor->stream, 1}, Word::kFailed, text);
+      SendAndClose({&peer->stream, 1}, Word::kFailed, text);
       throw Error(text);
     }
-    guest = {std::move(visitor->stream), visitor->from};
+    client = {std::move(peer->stream), peer->from};
   }
 
-  /// A guest has nothing to say before all have come: it has left, or gives up.
-  void HearGuest(size_t rank) {
-    Guest& guest = guests_[rank];
-    const std::string name = "rank " + std::to_string(rank) + " (" + guest.from.Text() + ") ";
-    Said said;
+  /// A client has nothing to say before all have come: it has left, or gives up.
+  void ReceiveFrom(size_t rank) {
+    Client& client = clients_[rank];
+    const std::string name = "rank " + std::to_string(rank) + " (" + client.from.Text() + ") ";
+    WordFrame said;
     try {
-      said = Hear(&guest.stream, InASecond());
+      said = ReceiveWord(&client.stream, InASecond());
     } catch (const Socket::Closed&) {
-      guest.stream = Socket();
+      client.stream = Socket();
       throw MeetingLost(name + "left before all processes of the job had met; see its output");
     } catch (const Error& error) {
       throw Error(name + error.what());
@@ -123,14 +123,14 @@ class Host {
 
   std::vector<int> Missing() const {
     std::vector<int> ranks;
-    for (size_t rank = 1; rank < guests_.size(); ++rank) {
-      if (!guests_[rank].stream) ranks.push_back(static_cast<int>(rank));
+    for (size_t rank = 1; rank < clients_.size(); ++rank) {
+      if (!clients_[rank].stream) ranks.push_back(static_cast<int>(rank));
     }
     return ranks;
   }
 
   [[noreturn]] void GiveUp() {
-    const std::string refused = door_->Refused();
+    const std::string refused = listener_->Refused();
     throw Error(RankNames(Missing()) + " of " + std::to_string(point_.size) +
                 " did not reach rank 0 at " + here_.Text() + " within " +
                 SecondsText(point_.timeout) +
@@ -140,14 +140,14 @@ class Host {
 
   const MeetingPoint& point_;
   const Clock::time_point deadline_;
-  std::unique_ptr<Door> door_;
+  std::unique_ptr<Listener> listener_;
   Address here_;
-  std::vector<Guest> guests_;  // by rank, without 0
+  std::vector<Client> clients_;  // by rank, without 0
 };
 
-class GuestVisit {
+class MeetingClient {
  public:
-  explicit GuestVisit(const MeetingPoint& point)
+  explicit MeetingClient(const MeetingPoint& point)
       : point_(point), deadline_(Clock::now() + point.timeout) {
     members_.rank = point.rank;
     members_.size = point.size;
@@ -179,9 +179,9 @@ class GuestVisit {
                     "firewalls");
       }
       try {
-        host() = Greet(std::move(socket), {Purpose::kMeet, point_.rank, point_.size}, point_,
-                       HostName(), deadline_);
-      } catch (const ToldError&) {
+        host() = Handshake(std::move(socket), {Purpose::kMeet, point_.rank, point_.size}, point_,
+                           HostName(), deadline_);
+      } catch (const RefusedError&) {
         throw;
       } catch (const Error&) {
         if (answered && Clock::now() >= deadline_) break;  // as above
@@ -197,16 +197,16 @@ class GuestVisit {
   }
 
   void AwaitGo() {
-    Said said;
+    WordFrame said;
     try {
-      said = Hear(&host(), deadline_ + kGuestGrace);
+      said = ReceiveWord(&host(), deadline_ + kClientGrace);
     } catch (const Socket::Closed&) {
       throw MeetingLost(HostName() +
                         " left before all processes of the job had met; see its output");
     } catch (const Error& error) {
       const std::string text = HostName() + " did not say within " + SecondsText(point_.timeout) +
                                " that all processes of the job have met";
-      Part({&host(), 1}, Word::kFailed, text);
+      SendAndClose({&host(), 1}, Word::kFailed, text);
       throw Error(text);
     }
     if (said.word == Word::kFailed || said.word == Word::kLost) {
@@ -224,7 +224,7 @@ class GuestVisit {
 
 Membership Meet(const MeetingPoint& point) {
   CF_ASSERT(point.size >= 1 && point.rank >= 0 && point.rank < point.size);
-  if (point.size > 1) return point.rank == 0 ? Host(point).Run() : GuestVisit(point).Run();
+  if (point.size > 1) return point.rank == 0 ? Host(point).Run() : MeetingClient(point).Run();
   Membership alone;
   alone.links.resize(1);
   return alone;
@@ -234,9 +234,9 @@ std::string AskJob(const MeetingPoint& point) {
   const Clock::time_point deadline = Clock::now() + point.timeout;
   const std::string whom = "rank 0 at " + point.address.Text();
   Socket stream =
-      Greet(Connect(point.address, deadline), {Purpose::kAsk, 0, 1}, point, whom, deadline);
+      Handshake(Connect(point.address, deadline), {Purpose::kAsk, 0, 1}, point, whom, deadline);
   if (!stream) throw Error("what answers as " + whom + " closes the connection: no job runs there");
-  const Said said = Hear(&stream, deadline);
+  const WordFrame said = ReceiveWord(&stream, deadline);
   if (said.word != Word::kStatus) throw Error(whom + " sent something unexpected");
   return PlainText(said.text);
 }

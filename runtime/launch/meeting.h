@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "compiler/plan/error.h"
-#include "runtime/launch/door.h"
+#include "runtime/launch/listener.h"
 
 namespace contraflow {
 
@@ -15,7 +15,7 @@ struct Membership {
   /// Connections by rank: of rank 0 to every other process; of the others to rank 0.
   std::vector<Socket> links;
   /// Answers those who ask for the status of the job, on rank 0; null elsewhere.
-  std::unique_ptr<Door> door;
+  std::unique_ptr<Listener> listener;
 };
 
 /// Thrown on a process that had come, when the meeting fails elsewhere: rank 0 throws the same
@@ -25,8 +25,8 @@ struct MeetingOver : Error {
   bool lost;  ///< it failed because one that had come was lost
 };
 /// One that had come was lost, as this process has seen itself.
-struct MeetingLost : ToldError {
-  using ToldError::ToldError;
+struct MeetingLost : RefusedError {
+  using RefusedError::RefusedError;
 };
 
 /// Meets the other processes at rank 0 over TCP (the README has the protocol). Returns on every

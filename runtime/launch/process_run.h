@@ -63,7 +63,7 @@ std::vector<DeviceStep> GatherSteps(const Plan& plan, const RankOrder& order, Co
 /// Walks a step of a device in this thread. An error names the device.
 void Walk(const Plan& plan, Device device, int step, Executor* executor);
 
-/// All that a process of a job needs to be one device of a plan on the host. What is named must
+/// All that a process of a job needs to be one device of a plan on the host. The arguments must
 /// outlive the run.
 struct HostProcess {
   const RankOrder& order;  ///< as many processes as the job has

@@ -20,13 +20,13 @@ std::atomic<int> caught = 0;
 std::atomic<bool> catching = false;
 static_assert(std::atomic<int>::is_always_lock_free);
 // Made once and kept: a handler that still runs on another thread may write to it at any time.
-int signal_bell = -1;
+int signal_event = -1;
 
 extern "C" void NoteSignal(int signal) {
   const int error = errno;
   const uint64_t one = 1;
   caught = signal;
-  [[maybe_unused]] const ssize_t count = ::write(signal_bell, &one, sizeof one);
+  [[maybe_unused]] const ssize_t count = ::write(signal_event, &one, sizeof one);
   errno = error;
 }
 
@@ -34,8 +34,8 @@ extern "C" void NoteSignal(int signal) {
 
 SignalCatcher::SignalCatcher() {
   CF_ASSERT(!catching.exchange(true));
-  if (signal_bell < 0) signal_bell = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-  if (signal_bell < 0) {
+  if (signal_event < 0) signal_event = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  if (signal_event < 0) {
     catching = false;
     throw Error(std::string("cannot watch for signals: ") + std::strerror(errno) +
                 "; raise the limit of open files (ulimit -n)");
@@ -56,11 +56,11 @@ SignalCatcher::~SignalCatcher() {
   catching = false;
 }
 
-int SignalCatcher::fd() const { return signal_bell; }
+int SignalCatcher::fd() const { return signal_event; }
 
 int SignalCatcher::Take() {
   uint64_t count = 0;
-  [[maybe_unused]] const ssize_t got = ::read(signal_bell, &count, sizeof count);
+  [[maybe_unused]] const ssize_t got = ::read(signal_event, &count, sizeof count);
   return caught.exchange(0);
 }
 

@@ -97,20 +97,20 @@ void Socket::WriteAll(std::span<const std::byte> bytes, Clock::time_point deadli
   }
 }
 
-Socket NewBell() {
-  Socket bell(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  if (!bell) {
+Socket NewWakeEvent() {
+  Socket event(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!event) {
     throw Error(std::string("cannot wait for connections: ") + std::strerror(errno) +
                 "; allow this process more open files (ulimit -n)");
   }
-  return bell;
+  return event;
 }
 
-void Ring(const Socket& bell) { (void)eventfd_write(bell.fd(), 1); }
+void SetEvent(const Socket& event) { (void)eventfd_write(event.fd(), 1); }
 
-void Hush(const Socket& bell) {
+void ClearEvent(const Socket& event) {
   eventfd_t rung = 0;
-  (void)eventfd_read(bell.fd(), &rung);
+  (void)eventfd_read(event.fd(), &rung);
 }
 
 bool AwaitReady(const Socket& socket, bool to_write, Clock::time_point deadline) {

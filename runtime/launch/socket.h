@@ -48,12 +48,12 @@ class Socket {
   int fd_ = -1;
 };
 
-/// A bell that wakes a thread which waits for descriptors: can be read from once it was rung, until
-/// it is hushed. That a bell rings is not certain where the system refuses calls: who waits for one
-/// looks up now and then. Throws Error where the system has no room for it.
-Socket NewBell();
-void Ring(const Socket& bell);
-void Hush(const Socket& bell);
+/// Returns a descriptor that wakes a thread from poll: readable after SetEvent, until ClearEvent. A
+/// system that refuses calls may lose the event, so a waiting thread also polls with a timeout.
+/// Throws Error if the system has no descriptor left.
+Socket NewWakeEvent();
+void SetEvent(const Socket& event);
+void ClearEvent(const Socket& event);
 
 /// Waits until a descriptor can be read from, or written to; false at the deadline.
 bool AwaitReady(const Socket& socket, bool to_write, Clock::time_point deadline);

@@ -33,9 +33,9 @@ void Watch::Decide() {
 }
 
 /// Gathers the last words.
-void Watch::GoOn() {
+void Watch::CollectReports() {
   const bool late = now_ >= stopped_at_ + options_.bound * 2 / 15;
-  if (!At(rank_).answered && (failing_ || leave_ || late)) SayWords();
+  if (!At(rank_).answered && (failing_ || leave_ || late)) SendReport();
   if (!Leads()) return;
   const bool all = AllWatched([](const Member& member) { return member.answered || member.lost; });
   if (all || now_ >= stopped_at_ + options_.bound / 5) Report();
@@ -46,7 +46,7 @@ void Watch::Enforce() {
   if (now_ < *known_ + options_.bound * 9 / 10) return;
   // Process 0 has not said that the report is out.
   if (phase_ != Phase::kEnding) {
-    if (!At(rank_).answered) SayWords();
+    if (!At(rank_).answered) SendReport();
     Report();
   }
   End();
@@ -55,12 +55,12 @@ void Watch::Enforce() {
 void Watch::Suspect() {
   if (known_) return;
   known_ = Clock::now();
-  LookAgain();
+  NotePosition();
   if (!options_.exit) backstop_.emplace(options_.bound);
 }
 
 /// Notes the position of this process, unless it has given up.
-void Watch::LookAgain() {
+void Watch::NotePosition() {
   if (failing_) return;
   looked_ = Clock::now();
   last_beat_ = Look();
@@ -71,7 +71,7 @@ void Watch::Fail(std::optional<Fault> fault, int code) {
   code_ = code;
   failed_ = std::move(fault);
   if (failed_ && phase_ == Phase::kWatching) Tell(*failed_);
-  if (failed_ && phase_ == Phase::kStopped) SayWords();
+  if (failed_ && phase_ == Phase::kStopped) SendReport();
   failing_ = true;
 }
 
@@ -88,16 +88,16 @@ void Watch::Stop(const Fault& cause) {
   cause_ = cause;
   stopped_at_ = now_;
   phase_ = Phase::kStopped;
-  LookAgain();
+  NotePosition();
   if (Leads()) SendToAll(kStop, FaultBytes(cause));
   links_.changed().notify_all();
 }
 
-void Watch::SayWords() {
+void Watch::SendReport() {
   Beat beat = last_beat_;
   beat.age_ms += static_cast<uint32_t>(
       std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - looked_).count());
-  Hear(rank_, beat);
+  NoteBeat(rank_, beat);
   At(rank_).answered = true;
   std::string bytes = BytesOf(beat);
   if (failed_) {

@@ -19,7 +19,7 @@ constexpr milliseconds kTick{10}, kEndOfJob{1000};
 /// Messages of one process that this main thread has not taken; at most two are ever under way.
 constexpr size_t kMaxIncoming = 4;
 
-/// Throws Error unless it is one of a job of so many processes. Its text steers no terminal.
+/// Throws Error unless it is one of a job of this many processes. Its text steers no terminal.
 Beat TakeBeat(ByteReader* bytes, int size) {
   Beat beat;
   beat.moves = bytes->Take<uint64_t>();
@@ -74,7 +74,7 @@ void Watch::Advance() {
   if (leave_ && phase_ == Phase::kWatching && !known_) Over(Phase::kDone);
   if (phase_ == Phase::kWatching) Keep();
   if (phase_ == Phase::kWatching) Decide();
-  if (phase_ == Phase::kStopped) GoOn();
+  if (phase_ == Phase::kStopped) CollectReports();
   if (phase_ == Phase::kEnding && (!links_.AnyOpen() || now_ >= end_at_)) End();
   if (phase_ == Phase::kFinishing && (!links_.AnyOpen() || now_ >= end_at_)) Over(Phase::kDone);
   if (!over() && known_) Enforce();
@@ -144,7 +144,7 @@ void Watch::OnTalk(int from, uint8_t channel, std::string bytes) {
   // The message is sound. Some are process 0's alone.
   switch (static_cast<Talk>(channel)) {
     case kBeat:
-      Hear(from, beat);
+      NoteBeat(from, beat);
       break;
     case kFault:
       TakeFault(from, *fault);
@@ -153,7 +153,7 @@ void Watch::OnTalk(int from, uint8_t channel, std::string bytes) {
       if (from == 0 && phase_ == Phase::kWatching) Stop(*fault);
       break;
     case kWords:
-      Hear(from, beat);
+      NoteBeat(from, beat);
       At(from).answered = true;
       if (fault) TakeFault(from, *fault);
       break;
@@ -196,7 +196,7 @@ void Watch::Keep() {
     step_ = beat.step;
     step_began_ = now_;
   }
-  Hear(rank_, beat);
+  NoteBeat(rank_, beat);
   SendToAll(kBeat, BytesOf(beat));
   const bool still =
       AllWatched([&](const Member& member) { return now_ - member.moved > options_.timeout; });
@@ -206,7 +206,7 @@ void Watch::Keep() {
   }
 }
 
-void Watch::Hear(int process, const Beat& beat) {
+void Watch::NoteBeat(int process, const Beat& beat) {
   Member& member = At(process);
   if (member.beat.moves != beat.moves) member.moved = now_;
   member.beat = beat;

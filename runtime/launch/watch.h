@@ -32,14 +32,14 @@ class Watch {
  public:
   /// Channels of the messages.
   enum Talk : uint8_t {
-    kBeat,      ///< I live, and do this
-    kFault,     ///< I must stop
-    kStop,      ///< process 0: all must stop, for this reason
-    kWords,     ///< my last position, and my own error, if any
-    kEnd,       ///< process 0: the report is out
-    kData,      ///< a main thread's bytes
-    kFinish,    ///< my work is done
-    kFinished,  ///< process 0: the work of all is done
+    kBeat,      ///< heartbeat with the current activity
+    kFault,     ///< a fault of the sender
+    kStop,      ///< process 0: all must stop, with the reason
+    kWords,     ///< last position of the sender, and its error, if any
+    kEnd,       ///< process 0: the report is printed
+    kData,      ///< bytes of a main thread
+    kFinish,    ///< the sender's work is done
+    kFinished,  ///< process 0: the work of all processes is done
   };
 
   /// `links` is started with it and ends before it.
@@ -102,11 +102,11 @@ class Watch {
   void TakeFault(int from, Fault fault);
   void Keep();
   void Decide();
-  void GoOn();
+  void CollectReports();
   void Enforce();
 
   Member& At(int process) { return members_[static_cast<size_t>(process)]; }
-  void Hear(int process, const Beat& beat);
+  void NoteBeat(int process, const Beat& beat);
   void Add(const Fault& fault);
   std::vector<Standing> Standings(Clock::time_point now) const;
   template <typename IsSo>
@@ -118,10 +118,10 @@ class Watch {
   bool Leads() const;
   Fault Own(FaultKind kind, std::string text) const;
   void Suspect();
-  void LookAgain();
+  void NotePosition();
   void Tell(const Fault& fault);
   void Stop(const Fault& cause);
-  void SayWords();
+  void SendReport();
   void Report();
   void End();
   void BeginFinishing();

@@ -150,8 +150,8 @@ World ReadLauncher(const Environment& get, const Variables& names) {
   return world;
 }
 
-/// RANK and WORLD_SIZE may be left over from somewhere else, and mpirun have started this process.
-/// That they differ is right only where mpirun started torchrun, and that this process.
+/// Refuses RANK and WORLD_SIZE that contradict mpirun: they may be left over in the environment.
+/// They may differ only if mpirun started torchrun, which started this process.
 void RequireOneLauncher(const Environment& get, const World& world) {
   const Variables& mpirun = kLaunchers[1];
   if (Variable(get, mpirun.rank).empty() || !world.job.empty()) return;

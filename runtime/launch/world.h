@@ -16,7 +16,7 @@ struct World {
   int local_rank = 0;          ///< among those of this machine; -1 if the launcher does not say
   bool one_machine = false;    ///< the launcher says that all processes are on this one
   std::string master_address;  ///< where rank 0 can be reached; "" if the launcher does not say
-  int master_port = 0;         ///< 0 likewise
+  int master_port = 0;         ///< 0 if the launcher does not say
   std::string job;             ///< the launcher's name of the job; "" if it has none
 };
 
@@ -25,7 +25,7 @@ using Environment = std::function<const char*(const char* name)>;
 
 /// Reads, in this order, RANK/WORLD_SIZE/LOCAL_RANK (torchrun), OMPI_COMM_WORLD_RANK/_SIZE/
 /// _LOCAL_RANK (mpirun), SLURM_PROCID/SLURM_STEP_NUM_TASKS or SLURM_NTASKS/SLURM_LOCALID (srun);
-/// the first whose rank is there counts, and none of them means one process on its own. Where
+/// the first whose rank is there counts, and none of them means one process on its own. If
 /// torchrun's agent holds MASTER_PORT itself (TORCHELASTIC_USE_AGENT_STORE), the port is the next
 /// one. MASTER_ADDR and MASTER_PORT belong to any launcher; srun without them gives the first host
 /// of its node list, mpirun on one machine that machine, and both a port that follows from the name

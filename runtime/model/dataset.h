@@ -38,7 +38,8 @@ struct Dataset {
   uint64_t first = 0, count = 0;                    ///< of the file's tokens
 
   uint64_t size() const { return file ? count : bytes.size(); }
-  /// So many tokens from `place` on. Throws Error if the file has changed or cannot be read.
+  /// Reads tokens.size() tokens from `place` on. Throws Error if the file has changed or cannot be
+  /// read.
   void Read(uint64_t place, std::span<int32_t> tokens) const;
   /// Visits everything in order, for a digest that tells it from all others; throws Error where a
   /// token of a file is not in its vocabulary.
@@ -50,8 +51,8 @@ struct Dataset {
 /// sequence and the token after it, or has tokens beyond the model's vocabulary.
 Dataset ReadDataset(const std::string& path, const Model& model);
 
-/// Takes the last part of the data, a `fraction` of its tokens, away and returns it. Throws Error
-/// if either is too short then.
+/// Removes the last `fraction` of the tokens and returns it. Throws Error if either part is then
+/// too short.
 Dataset HoldOut(double fraction, const Model& model, Dataset* dataset);
 
 /// The sequences of one micro-batch of one device, drawn from anywhere in the data by (seed, step,

@@ -22,7 +22,7 @@ struct Model {
   int experts = 8;
   int top_k = 2;           ///< experts a token visits, 1..experts
   int expert_width = 128;  ///< inner width of an expert
-  /// 0: every token is served. Else an expert takes at most so many times its even share of the
+  /// 0: every token is served. Else an expert takes at most this many times its even share of the
   /// tokens of a device, first come first served, and the others are dropped.
   float capacity_factor = 0;
   int vocabulary = 256;  ///< bytes
@@ -41,7 +41,8 @@ struct Model {
   /// gradient is added; the loss that is reported is without it.
   float balance_loss = 0;
   bool renormalise_top_k = false;  ///< a token's weights of its experts sum to 1
-  /// Layers of each stage, for plans of so many stages; empty: LayersOfStage. Not of a model file.
+  /// Layers of each stage, for plans of this many stages; empty: LayersOfStage. Not of a model
+  /// file.
   Partition partition = {};
 
   bool operator==(const Model&) const = default;
@@ -57,11 +58,11 @@ Model ReadModel(const std::string& preset_or_path);
 void CheckModel(const Model& model, const std::string& place);
 
 /// The model with `layers` settled for this many stages, of `layers` layers each unless that is 0,
-/// and expert groups of so many members. Throws Error if they do not fit the model: a stage would
+/// and expert groups of this many members. Throws Error if they do not fit the model: a stage would
 /// have no layer, or not as many as it must have, or the members not as many experts each.
 Model SettleModel(Model model, int stages, int layers = 0, int members = 1);
-/// The same for the host, which has all of the model in one memory. Throws Error, too, if it would
-/// need absurd amounts of that. (For GPUs: FitGpuModel, runtime/model/gpu_views.h.)
+/// Like SettleModel, for the host, which has all of the model in one memory. Throws Error, too, if
+/// it would need absurd amounts of that. (For GPUs: FitGpuModel, runtime/model/gpu_views.h.)
 Model FitModel(Model model, int stages, int layers = 0, int members = 1);
 
 /// The model with the layers that a plan of components has, where its stages have unlike numbers of
@@ -71,7 +72,7 @@ Model WithLayersOf(const Plan& plan, Model model);
 Model FitModel(Model model, const Plan& plan);
 
 /// The layers of a fitted model in each stage of a plan that says how many layers its stages were
-/// made of: those of the model, or these with the embedding before and the head behind them, as
+/// made of: those of the model, or these with the embedding before and the head after them, as
 /// costs list them. Empty, as for LayersOfStage, if the plan does not say so or is about other
 /// layers. Throws Error, with the remedy, if a stage would have the embedding or the head alone.
 Partition PartitionOf(const Model& model, const Partition& planned);
@@ -84,7 +85,7 @@ int64_t Capacity(const Model& model);
 /// Most rows that `local_experts` experts get of all `members` devices together.
 int64_t MostExpertRows(const Model& model, int members, int local_experts);
 
-/// Layers [first, last) of a stage: as the model's partition says or, without one for so many
+/// Layers [first, last) of a stage: as the model's partition says or, without one for this many
 /// stages, as even as possible; then earlier stages get the remainder.
 struct LayerRange {
   int first, last;

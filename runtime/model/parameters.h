@@ -23,7 +23,7 @@ struct ParameterBlock {
 struct ExpertRange {
   int first, last;
 };
-/// Experts of a member of an expert group whose members have so many each.
+/// Experts of a member of an expert group whose members have this many each.
 inline ExpertRange OwnedBy(int member, int each) { return {member * each, (member + 1) * each}; }
 
 /// Start of the parameters of one layer: the first five in the flat block of its stage, those of

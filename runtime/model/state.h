@@ -28,7 +28,7 @@ class StateCopies {
     std::span<const float> values;  ///< in the memory of a device
     std::byte* to;
   };
-  /// Begins to copy the values as they are behind the last step; the next one changes none before
+  /// Begins to copy the values as they are after the last step; the next one changes none before
   /// they are copied. When all are, `then` is called once, in a step, Poll or Await. Work begun
   /// before has ended.
   virtual void Begin(std::span<const Part> parts, std::function<void()> then) = 0;

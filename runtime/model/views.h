@@ -30,14 +30,14 @@ struct LayerShape {
   size_t activation() const { return static_cast<size_t>(tokens) * static_cast<size_t>(width); }
 };
 
-/// Places of the values of one layer and micro-batch, part by part. Of a part that the instruction
-/// at hand does not touch the pointer is stale or null. Counts are in elements; values are T, and S
-/// what is computed with higher precision: float and float on the host (or double, in a proof),
-/// bf16 and float on a GPU (GpuViews).
+/// Places of the values of one layer and micro-batch, part by part. The pointer to a part that the
+/// instruction does not touch is stale or null. Counts are in elements; values are T, and S what is
+/// computed with higher precision: float and float on the host (or double, in a proof), bf16 and
+/// float on a GPU (GpuViews).
 template <typename T, typename S = T>
 struct LayerViews {
   T* x = nullptr;   ///< input
-  T* z = nullptr;   ///< output, or input of the layer behind
+  T* z = nullptr;   ///< output, or input of the layer after
   T* dz = nullptr;  ///< doutput
   T* dx = nullptr;  ///< dinput, or doutput of the layer before
 
@@ -45,7 +45,7 @@ struct LayerViews {
   S *attention_rstd = nullptr, *expert_rstd = nullptr;  ///< [T]
   T *attention_xn = nullptr, *expert_xn = nullptr;      ///< [T x d]
   T* context = nullptr;                                 ///< [T x d] values by their probabilities
-  T* y = nullptr;                                       ///< [T x d] residual behind the attention
+  T* y = nullptr;                                       ///< [T x d] residual after the attention
   // scores
   T* qkv = nullptr;            ///< [T x 3 d]
   T* probabilities = nullptr;  ///< [T x heads x sequence] on the host; on a GPU in their place:
@@ -96,7 +96,7 @@ Ends<T> EndsOf(Op op, const LayerViews<T, S>& v) {
   return {v.ddispatched, v.dsorted, false};
 }
 
-/// Points the parts of a value at `base`, one behind the other, each at a multiple of 64 bytes
+/// Points the parts of a value at `base`, one after another, each at a multiple of 64 bytes
 /// (kSlotAlignment). `input` is x, `output` z, `doutput` dz, `dinput` dx. Returns the bytes of the
 /// value, a multiple of 64; with a null base that is all it does.
 template <typename T, typename S>
@@ -113,8 +113,8 @@ ValueBytes BytesOfValues(const LayerShape& shape);
 /// (FitModel).
 MemoryCost FootprintOf(const Model& model, int stages, int layers, int expert_parallel);
 
-/// The same for a model that is fitted already, values of these bytes, and so many bytes for each
-/// weight.
+/// Like FootprintOf, for a model that is fitted already, values of these bytes, and this many bytes
+/// for each weight.
 MemoryCost FootprintWith(const Model& fitted, int stages, int expert_parallel,
                          const ValueBytes& values, int64_t weight_bytes = sizeof(float));
 

@@ -14,12 +14,12 @@ namespace {
 
 using std::chrono::milliseconds;
 
-/// Between two looks at what goes on behind a call.
+/// Pause between two polls of a call in progress.
 constexpr std::chrono::microseconds kPause{50};
 /// Between two looks at whether what is waited for has been given up.
 constexpr milliseconds kTurn{1};
-/// How long an abort waits for a call of NCCL to come back. Where one does not, the device's queue
-/// is full and stays so: the process cannot be saved, and its end frees the device.
+/// How long an abort waits for a call of NCCL to come back. If one does not, the device's queue is
+/// full and stays so: the process cannot be saved, and its end frees the device.
 constexpr milliseconds kPatience{2'000};
 
 /// NCCL takes powers of two; rather fewer than there are.

@@ -56,7 +56,7 @@ class NcclComms {
   void Join(const std::string& id);
 
   /// Issues messages together: `issue` calls nccl().Send and Recv. Groups may be nested by
-  /// BeginGroup and EndGroup; behind the outermost all communicators are ready.
+  /// BeginGroup and EndGroup; after the outermost all communicators are ready.
   void Group(const std::function<void()>& issue);
   void BeginGroup();
   void EndGroup();

@@ -61,7 +61,7 @@ class NcclLibrary : public Nccl {
   void* Allocate(size_t bytes);
 
   std::vector<void*> memory_;
-  bool registers_ = false;  // what was registered last
+  bool registers_ = false;  // the last registration
   std::vector<std::unique_ptr<Comm>> comms_;
   std::vector<std::unique_ptr<Window>> windows_;
   std::vector<Comm*> in_group_;  // those that the group under way uses

@@ -10,7 +10,7 @@
 namespace contraflow {
 namespace {
 
-/// Slices begin at multiples of so many elements, for loads of 16 bytes.
+/// Alignment of slices in elements, for loads of 16 bytes.
 constexpr size_t kWidth = 4;
 
 /// Start of slice `place` of `count`.
@@ -82,7 +82,7 @@ void NcclSum::Run(int stage, Transport::Over over, std::span<float> values, gpu:
   }
 }
 
-// Each time a process has twice as much: the parts of those behind it, in a ring. So it is
+// Each time a process has twice as much: the parts of those after it, in a ring. So it is
 // connected to few of them, however many there are.
 void NcclSum::Gather(double* values, size_t n, gpu::Stream stream) {
   NcclComm* const comm = comms_[NcclComms::Use::kSums];

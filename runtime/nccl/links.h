@@ -28,7 +28,7 @@ class NcclSum {
   /// All arguments must outlive it.
   NcclSum(const Plan& plan, const RankOrder& order, int process, NcclComms& comms);
 
-  /// Allocates memory for sums of up to so many elements.
+  /// Allocates memory for sums of up to this many elements.
   void Reserve(Gpu& gpu, size_t elements);
 
   /// Makes the connections of the sums over a stage by messages of a few bytes. All who take part

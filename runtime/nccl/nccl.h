@@ -25,10 +25,10 @@ struct NcclCommOptions {
   int max_ctas = 1;  ///< most CTAs of its kernels, one a SM; a power of two
 };
 
-/// The part of NCCL that is used, for one process and its GPU. Communicators are non-blocking: what
-/// is asked of one goes on behind the call until Ready says so, and nothing else may be asked of
-/// it, nor an event recorded behind it, before. All calls but Abort are made by the issuing thread.
-/// Whatever fails throws Error with what NCCL says and, where it is known, the remedy.
+/// Interface to NCCL for one process and its GPU. Communicators are non-blocking: a call may still
+/// be in progress when it returns. Until Ready, no other call and no event may follow it. The
+/// issuing thread makes all calls but Abort. A failure throws Error with the message of NCCL and,
+/// if known, a remedy.
 class Nccl {
  public:
   virtual ~Nccl() = default;
@@ -57,7 +57,7 @@ class Nccl {
   /// together: none waits for another.
   virtual void GroupStart() = 0;
   virtual void GroupEnd() = 0;
-  /// In the stream, `bytes` of device memory to or from a member of the communicator. Those of a
+  /// In the stream, `bytes` of device memory to or from a member of the communicator. Messages of a
   /// pair meet in the order in which they were issued, and must have the same size.
   virtual void Send(NcclComm* comm, const void* data, size_t bytes, int to, gpu::Stream stream) = 0;
   virtual void Recv(NcclComm* comm, void* data, size_t bytes, int from, gpu::Stream stream) = 0;
@@ -88,8 +88,8 @@ class Nccl {
   virtual void Finalize(NcclComm* comm) = 0;
   virtual void Destroy(NcclComm* comm) noexcept = 0;
   /// Ends its work on the device, wherever that waits, and destroys it; waits until no graph with
-  /// its messages is left. By any thread, while no other is in a call but that of another
-  /// communicator's Abort; may take a while.
+  /// its messages is left. Any thread may call it while no other thread is in a call, except Abort
+  /// of another communicator. It may take a while.
   virtual void Abort(NcclComm* comm) noexcept = 0;
 };
 

@@ -18,8 +18,8 @@ namespace contraflow {
 using ShareBytes = std::function<std::vector<std::string>(const std::string& mine)>;
 
 /// The messages of a pipeline without a kernel that would hold SMs: the sender puts them where the
-/// receiver wants them. As everywhere each is a rendezvous: the receiver signals that the place is
-/// free, and waits for the signal that comes with the message.
+/// receiver wants them. Each is a rendezvous: the receiver signals that the place is free, and
+/// waits for the signal that comes with the message.
 class NcclPuts {
  public:
   /// All arguments must outlive it.

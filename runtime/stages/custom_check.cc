@@ -15,7 +15,7 @@ CustomCheck::CustomCheck(const CustomStages& stages, CustomTraining& training)
       training_(training),
       serial_plan_(SerialPlan(plan_)),
       serial_stages_(stages, serial_plan_),
-      serial_(training.NewBeside(serial_stages_)) {}
+      serial_(training.NewReference(serial_stages_)) {}
 
 std::string CustomCheck::DifferenceIn(int step, const StepResult& result, int64_t* bytes) {
   const std::vector<float> losses = serial_->Step(step).losses;

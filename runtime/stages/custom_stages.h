@@ -34,7 +34,7 @@ contraflow_cell WeightCell(const contraflow_cell& backward);
 /// that leaves one.
 class CustomStage {
  public:
-  /// On a GPU with a stream (a cudaStream_t) for so many SMs; else null and 0.
+  /// On a GPU with a stream (a cudaStream_t) for this many SMs; else null and 0.
   CustomStage(const CustomStages& stages, int stage, Device device, void* stream, int sms);
   CustomStage(const CustomStage&) = delete;
   ~CustomStage();
@@ -44,7 +44,7 @@ class CustomStage {
   void BackwardInput(const contraflow_cell& cell, void* stream);
   void BackwardWeight(const contraflow_cell& cell, void* stream);
   void Backward(const contraflow_cell& cell, void* stream);
-  /// This one's forward, beside the backward of `other`, which may be the same.
+  /// Forward of this stage, overlapped with the backward of `other`, which may be the same stage.
   void ForwardBackward(const contraflow_cell& forward, CustomStage* other,
                        const contraflow_cell& backward, void* stream);
   void OptimizerStep(void* stream);

@@ -28,10 +28,10 @@ class CustomTraining {
                                           std::vector<std::byte>* /*room*/) {
     return {static_cast<const std::byte*>(at), bytes};
   }
-  /// The training of another plan of the same stages in this process alone, beside this one, where
-  /// products give the same bits. All arguments must outlive it, and so must this one.
-  virtual std::unique_ptr<CustomTraining> NewBeside(const CustomStages& stages) = 0;
-  /// Behind the last step; all processes.
+  /// Trains another plan of the same stages in this process alone, with products that give the same
+  /// bits. All arguments must outlive it, and so must this one.
+  virtual std::unique_ptr<CustomTraining> NewReference(const CustomStages& stages) = 0;
+  /// After the last step; all processes.
   virtual void Close() {}
 };
 

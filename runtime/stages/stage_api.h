@@ -2,21 +2,21 @@
 #define CONTRAFLOW_STAGE_API_H
 
 /* Stages of your own. The runtime walks a plan, moves messages, sums gradients over the copies of a
- * stage and places every value; what a stage computes, on a CPU or a GPU, is up to whoever fills in
- * the table of functions below: from C, C++ or an extension of PyTorch.
+ * stage and places every value. The table of functions below computes a stage, on a CPU or a GPU.
+ * C, C++ or an extension of PyTorch may fill it in.
  *
  * Plans of such stages have whole chunks (F, B, W, BW, FB, R), no components: level comm or buffer.
  *
  * On the CPU a call has done its work when it returns, and copies of stages on different ranks are
  * called by different threads at the same time. On a GPU one thread makes all calls, with the
  * device current; a call gives work to the stream (a cudaStream_t; work on other streams must be
- * joined to it by events) and returns without waiting. Nothing but `create` and `begin_step` may
- * then allocate or synchronize, or depend on the number of the step: what the other calls do is
+ * joined to it by events) and returns without waiting. Only `create` and `begin_step` may then
+ * allocate, synchronize, or depend on the number of the step: the work of the other calls is
  * captured once as a CUDA graph and replayed.
  *
- * A function that fails returns what is wrong, a text that stays valid until the next call with the
- * same stage; the training ends with it. NULL: all is well. C++ exceptions should not leave it.
- * Where `create` fails, it leaves nothing behind. */
+ * A function that fails returns a message, which stays valid until the next call with the same
+ * stage; the training ends with it. NULL means success. C++ exceptions should not leave it.
+ * If `create` fails, it leaves nothing allocated. */
 
 #include <stddef.h>
 #include <stdint.h>
@@ -44,7 +44,7 @@ typedef struct contraflow_job {
 
 /* Bytes of one micro-batch, enough for any stage of the job. 0: there is no such value. */
 typedef struct contraflow_sizes {
-  size_t message;    /* what stages hand on: an activation, or its gradient */
+  size_t message;    /* sent between stages: an activation, or its gradient */
   size_t activation; /* kept from forward to backward_input */
   size_t stash;      /* kept from forward to backward_weight, which has nothing else: with what
                       * backward_input puts there for it */
@@ -61,7 +61,7 @@ typedef struct contraflow_copy {
 
 /* One micro-batch in one stage: its number, and where its values lie. Memory is 64-byte aligned,
  * its contents undefined until a function of the stage writes it, and has the bytes asked for.
- * What a call is not given is NULL. */
+ * A value that a call does not get is NULL. */
 typedef struct contraflow_cell {
   int32_t microbatch;
   int32_t again;     /* forward: 1 where it is recomputed: output and loss are NULL, all else is as
@@ -112,13 +112,13 @@ typedef struct contraflow_stage_api {
                                   void* stream);
 
   /* The gradients of the parameters, to be summed over replicas and copies in place, as fp32 of
-   * one block. Called once, behind `create`; the block stays where it is. */
+   * one block. Called once, after `create`; the block stays where it is. */
   const char* (*gradients)(void* stage, float** values, size_t* count);
   /* The optimizer's step, with the gradients as they are then. */
   const char* (*optimizer_step)(void* stage, void* stream);
 
   /* Block number `index`, 0, 1, ..; beyond the last one data becomes NULL. NULL: there are none.
-   * Called behind `create` and between steps. */
+   * Called after `create` and between steps. */
   const char* (*block)(void* stage, int32_t index, contraflow_block* block);
 } contraflow_stage_api;
 

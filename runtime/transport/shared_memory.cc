@@ -77,22 +77,22 @@ struct SharedMemory::Head {
   bool operator==(const Head&) const = default;
 };
 
-/// A word for futex(2), which takes any value: a semaphore of the C library ends a process that
-/// finds one it has not written.
-struct alignas(128) SharedMemory::Bell {
+/// A futex(2) word, which may have any value. A C library semaphore would abort on a value that
+/// another process has damaged.
+struct alignas(128) SharedMemory::WakeFlag {
   std::atomic<uint32_t> asleep;
 };
 
 namespace {
 
-/// Offsets of the parts, in this order: head, bells, rings, their bytes.
+/// Offsets of the parts, in this order: head, flags, rings, their bytes.
 struct Layout {
-  Layout(size_t processes, size_t ring_bytes, size_t bell, size_t ring)
-      : rings(WholePages(kPage + processes * bell)),
+  Layout(size_t processes, size_t ring_bytes, size_t flag, size_t ring)
+      : rings(WholePages(kPage + processes * flag)),
         bytes(WholePages(rings + processes * processes * Wire::kChannels * ring)),
         end(bytes + processes * processes * Wire::kChannels * ring_bytes) {}
 
-  size_t bells = kPage, rings, bytes, end;
+  size_t flags = kPage, rings, bytes, end;
 };
 
 }  // namespace
@@ -112,7 +112,7 @@ SharedMemory::SharedMemory(int processes, size_t ring_bytes)
   CF_ASSERT(processes >= 1 && std::has_single_bit(ring_bytes) && ring_bytes >= kPage);
   RequireProcesses(processes);
   const auto count = static_cast<size_t>(processes);
-  const Layout layout(count, ring_bytes, sizeof(Bell), sizeof(Ring));
+  const Layout layout(count, ring_bytes, sizeof(WakeFlag), sizeof(Ring));
   const auto refused = [](const char* reason) {
     return Error(std::string("no memory for the processes of this job to share: ") + reason);
   };
@@ -132,7 +132,7 @@ SharedMemory::SharedMemory(int processes, size_t ring_bytes)
   std::random_device random;
   const auto key = [&] { return uint64_t{random()} << 32 | random(); };
   *static_cast<Head*>(mapping_->region.get_address()) = {{key(), key()}, count, ring_bytes};
-  // Bells and rings are zeros, as the file is.
+  // Flags and rings are zeros, as the file is.
 }
 
 SharedMemory::SharedMemory(int processes, const std::string& invitation)
@@ -148,7 +148,7 @@ SharedMemory::SharedMemory(int processes, const std::string& invitation)
     throw Error("rank 0 told of shared memory that is not that of this job");
   }
   ring_bytes_ = static_cast<size_t>(head.ring_bytes);
-  const Layout layout(static_cast<size_t>(processes), ring_bytes_, sizeof(Bell), sizeof(Ring));
+  const Layout layout(static_cast<size_t>(processes), ring_bytes_, sizeof(WakeFlag), sizeof(Ring));
   const auto elsewhere = [](const std::string& reason) {
     return Error("cannot reach the memory of rank 0 (" + reason +
                  "): processes that train on CPUs must run on one machine, in one container and "
@@ -188,27 +188,27 @@ size_t SharedMemory::PlaceOf(Wire::Channel channel, int from, int to) const {
   return pair * static_cast<size_t>(Wire::kChannels) + static_cast<size_t>(channel);
 }
 
-SharedMemory::Bell& SharedMemory::BellOf(int process) const {
+SharedMemory::WakeFlag& SharedMemory::WakeFlagOf(int process) const {
   auto* const base = static_cast<std::byte*>(mapping_->region.get_address());
-  return reinterpret_cast<Bell*>(base + kPage)[process];
+  return reinterpret_cast<WakeFlag*>(base + kPage)[process];
 }
 
 SharedMemory::Ring& SharedMemory::RingOf(Wire::Channel channel, int from, int to) const {
-  const Layout layout(static_cast<size_t>(processes_), ring_bytes_, sizeof(Bell), sizeof(Ring));
+  const Layout layout(static_cast<size_t>(processes_), ring_bytes_, sizeof(WakeFlag), sizeof(Ring));
   auto* const base = static_cast<std::byte*>(mapping_->region.get_address());
   return reinterpret_cast<Ring*>(base + layout.rings)[PlaceOf(channel, from, to)];
 }
 
 std::span<std::byte> SharedMemory::BytesOf(Wire::Channel channel, int from, int to) const {
-  const Layout layout(static_cast<size_t>(processes_), ring_bytes_, sizeof(Bell), sizeof(Ring));
+  const Layout layout(static_cast<size_t>(processes_), ring_bytes_, sizeof(WakeFlag), sizeof(Ring));
   auto* const base = static_cast<std::byte*>(mapping_->region.get_address());
   return {base + layout.bytes + PlaceOf(channel, from, to) * ring_bytes_, ring_bytes_};
 }
 
-void SharedMemory::PrepareToSleep(int process) const { BellOf(process).asleep = 1; }
+void SharedMemory::PrepareToSleep(int process) const { WakeFlagOf(process).asleep = 1; }
 
 void SharedMemory::Sleep(int process, std::chrono::milliseconds most) const {
-  std::atomic<uint32_t>& asleep = BellOf(process).asleep;
+  std::atomic<uint32_t>& asleep = WakeFlagOf(process).asleep;
   const timespec time = {static_cast<time_t>(most.count() / 1000),
                          static_cast<long>(most.count() % 1000) * 1'000'000};
   // Returns at once where Wake came first.
@@ -217,7 +217,7 @@ void SharedMemory::Sleep(int process, std::chrono::milliseconds most) const {
 }
 
 void SharedMemory::Wake(int process) const {
-  std::atomic<uint32_t>& asleep = BellOf(process).asleep;
+  std::atomic<uint32_t>& asleep = WakeFlagOf(process).asleep;
   if (asleep.load() == 0 || asleep.exchange(0) == 0) return;
   (void)syscall(SYS_futex, &asleep, FUTEX_WAKE, 1, nullptr, nullptr, 0);
 }

@@ -13,7 +13,7 @@
 namespace contraflow {
 
 /// Memory that the processes of a job on one machine share: a ring of bytes for each ordered pair
-/// of processes and each channel, and a bell for each process. Unused pages take no memory. The
+/// of processes and each channel, and a flag for each process. Unused pages take no memory. The
 /// memory has no name: it is gone once its processes have ended, however they end.
 class SharedMemory {
  public:
@@ -25,7 +25,7 @@ class SharedMemory {
   };
 
   /// Bytes of a ring that holds two messages of `message_bytes`: a power of 2 from 64 KiB to 64
-  /// MiB; less where the rings of so many processes together would exceed 64 GiB of addresses.
+  /// MiB; less where the rings of this many processes together would exceed 64 GiB of addresses.
   static size_t RingBytes(int processes, int64_t message_bytes);
 
   /// Makes the memory. `ring_bytes` is a power of 2. Throws Error where the system refuses.
@@ -54,9 +54,9 @@ class SharedMemory {
  private:
   struct Mapping;
   struct Head;
-  struct Bell;
+  struct WakeFlag;
   size_t PlaceOf(Wire::Channel channel, int from, int to) const;
-  Bell& BellOf(int process) const;
+  WakeFlag& WakeFlagOf(int process) const;
 
   const int processes_;
   size_t ring_bytes_ = 0;

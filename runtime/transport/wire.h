@@ -12,13 +12,13 @@ namespace contraflow {
 struct Label {
   Instruction instruction;  ///< op, stage, layer, microbatch; the rest does not travel
   int32_t part = 0;         ///< which of several messages of one instruction
-  uint64_t bytes = 0;       ///< of the message behind it
+  uint64_t bytes = 0;       ///< of the message after it
 };
 
 /// Carries bytes between the processes of a job, or threads that stand for them. Messages from one
 /// process to another on one channel are taken by receives in the order both were begun in; nothing
-/// else is ordered. Used by one thread, but for Abort. What is under way is known by a ticket,
-/// which is 0 or more, and free for another use once Test has said that it is done.
+/// else is ordered. Used by one thread, but for Abort. A ticket (0 or more) names an operation
+/// under way. It may be reused once Test reports that the operation is done.
 class Wire {
  public:
   /// The plan's communicators: messages between stages, REDUCE, exchanges of expert groups.
@@ -34,7 +34,7 @@ class Wire {
   /// has begun to receive them.
   virtual int Send(Channel channel, int to, const Label& label,
                    std::span<const std::byte> bytes) = 0;
-  /// Begins to receive exactly so many bytes.
+  /// Begins to receive exactly this many bytes.
   virtual int Receive(Channel channel, int from, std::span<std::byte> bytes) = 0;
 
   struct Status {
@@ -48,7 +48,7 @@ class Wire {
   virtual Status Test(int ticket) = 0;
   /// Makes progress on everything; never waits. Throws like Test.
   virtual void Poll() = 0;
-  /// Waits a little, at most some milliseconds, until something may have changed.
+  /// Sleeps until a change is possible, at most some milliseconds.
   virtual void Pause() = 0;
   /// The caller is about to wait for a process, at an instruction; -1: no longer.
   virtual void Waits(int process, const Instruction& at);

@@ -84,7 +84,7 @@ bool WireTransport::Test(size_t place) {
   pending_.erase(pending_.begin() + static_cast<std::ptrdiff_t>(place));
   if (!IsSend(transfer->instruction.op)) {
     Check(*transfer, status.label);
-    // Before its label came there was nothing to transfer.
+    // The transfer starts with the arrival of its label.
     transfer->start = std::max(transfer->start, status.begun);
   }
   transfer->end = Clock::now();
@@ -238,7 +238,7 @@ Clock::time_point WireTransport::Sum(const Instruction& reduce, Over over,
   const size_t count = parts.processes.size();
   if (count == 1) return came;
   const std::span<float> own = ShareOf(values, parts.place, count);
-  // If a reduction has two sums, the messages of the second, over the same member, come behind.
+  // If a reduction has two sums, the messages of the second, over the same member, come after.
   Label label{reduce, over == Over::kAllMembers ? 0 : 2, 0};
   const auto check = [&](size_t p, size_t expected, const Label& there) {
     const bool same = there.instruction.op == reduce.op && there.part == label.part &&
@@ -253,7 +253,7 @@ Clock::time_point WireTransport::Sum(const Instruction& reduce, Over over,
     }
   };
   return AbortIfFails([&] {
-    // To every part its share of the elements; then the sum of this one's share, back.
+    // Sends each member its share of the elements, then returns the sum of this member's share.
     if (scratch_.size() < own.size() * (count - 1)) scratch_.resize(own.size() * (count - 1));
     shares_.assign(count, own);
     const Clock::time_point last = Round(

@@ -175,8 +175,8 @@ class AutoSearch {
     kAfterRuns,   ///< the others
   };
 
-  /// Offers whole plans of published schedules. Those that take long come only if their placement
-  /// has come near the incumbent.
+  /// Offers whole plans of published schedules. Slow schedules come only if their placement has
+  /// come near the incumbent.
   void OfferPublished(Turn turn) {
     for (const Schedule* schedule : kPublishedSchedules) {
       const std::optional<Spec> spec = SpecFor(*schedule, asked_);

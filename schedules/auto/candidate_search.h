@@ -16,8 +16,7 @@ struct FoundPlan {
   Time step = 0;
 };
 
-/// Searches plans of one candidate: its orders, with the recompute and the copies to the host that
-/// its spec asks for.
+/// Searches plans of one candidate: orders, with the recompute and offload of its spec.
 class CandidateSearch {
  public:
   virtual ~CandidateSearch() = default;

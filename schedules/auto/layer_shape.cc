@@ -17,9 +17,9 @@
 #include "compiler/simulate/simulate.h"
 #include "schedules/auto/shape.h"
 #include "schedules/pairs/pairs.h"
+#include "schedules/partition/min_memory.h"
 #include "schedules/partition/partition.h"
 #include "schedules/partition/promising.h"
-#include "schedules/partition/roomiest.h"
 #include "schedules/partition/staged.h"
 #include "schedules/partition/tuned.h"
 #include "schedules/published/placement.h"
@@ -34,7 +34,7 @@ namespace {
 /// and what share of the whole that is.
 constexpr int kMostUnproven = 4;
 constexpr int64_t kShortShare = 16;
-/// Partitions of those that are searched again, each with so many such shares.
+/// Partitions of those that are searched again, each with this many such shares.
 constexpr size_t kMostAgain = 2;
 constexpr int64_t kSharesAgain = 2;
 /// Orders of a first run, over all partitions, where cells run again or go to the host.
@@ -99,16 +99,16 @@ class LayerShape : public Shape {
     work_ = work;
     incumbent_ = incumbent;
     all_ = work->left();
-    TryPromising();
+    SearchPromising();
     if (!best_) return Done();
     // If that helps, it does so again, else more is made of what has been tried.
-    if (!Done() && TryTuned(0)) {
-      if (!Done()) TryTuned(1);
+    if (!Done() && Tune(0)) {
+      if (!Done()) Tune(1);
     } else {
-      if (!Done()) TryAgain();
-      if (!Done()) TryHopeful();
+      if (!Done()) DeepenBest();
+      if (!Done()) DeepenPromising();
     }
-    if (!Done()) TryMoved();
+    if (!Done()) MoveLayers();
     return true;
   }
 
@@ -116,7 +116,7 @@ class LayerShape : public Shape {
     work_ = work;
     incumbent_ = incumbent;
     const FirstOrder look = FirstLook(of_, frame_, &layers_, &judged_, work);
-    if (look.order && look.worth.excess <= 0 && !HoldsLess()) OfferLook(look);
+    if (look.order && look.worth.excess <= 0 && !HoldsLess()) OfferFirstOrder(look);
     return {look.worth.excess, look.worth.step};
   }
 
@@ -126,10 +126,10 @@ class LayerShape : public Shape {
 
   std::optional<Lack> WhyNot() override {
     if (!CountsBytes(of_.costs) || !of_.memory_limit) return std::nullopt;
-    const Roominess& roomiest = Roomiest();
-    const Spec staged = StagedChunks(of_, frame_, &layers_, roomiest.partition);
-    if (roomiest.excess <= 0 || !LeastLimit(staged, staged.recompute)) return std::nullopt;
-    return Lack{roomiest.excess, MemoryAdvice(staged)};
+    const PartitionExcess& min_memory = MinMemory();
+    const Spec staged = StagedChunks(of_, frame_, &layers_, min_memory.partition);
+    if (min_memory.excess <= 0 || !LeastLimit(staged, staged.recompute)) return std::nullopt;
+    return Lack{min_memory.excess, MemoryAdvice(staged)};
   }
 
  private:
@@ -150,13 +150,13 @@ class LayerShape : public Shape {
   }
 
   /// The partition that needs least memory; the costs say what activations take.
-  const Roominess& Roomiest() {
-    if (!roomiest_) roomiest_ = RoomiestPartition(of_, frame_, &layers_);
-    return *roomiest_;
+  const PartitionExcess& MinMemory() {
+    if (!min_memory_) min_memory_ = MinMemoryPartition(of_, frame_, &layers_);
+    return *min_memory_;
   }
 
   /// A short search of each, until enough of them have ended without a proof.
-  void TryPromising() {
+  void SearchPromising() {
     const int64_t share = all_ / kShortShare;
     int unproven = 0;
     const auto any = [&](Time enough) { return AnyPartition(enough).partition; };
@@ -166,18 +166,18 @@ class LayerShape : public Shape {
       if (best_ && !of_.search.components && bound >= best_->step) continue;
       unproven += Search(partition, share);
     }
-    if (!best_ && CountsBytes(of_.costs)) Search(Roomiest().partition, share);
+    if (!best_ && CountsBytes(of_.costs)) Search(MinMemory().partition, share);
   }
 
   /// A longer one of the few best, and of the partition that the bound for any partition ends with.
-  void TryAgain() {
+  void DeepenBest() {
     std::ranges::stable_sort(tried_, {}, &Tried::step);
     std::vector<Partition> again;
     for (const Tried& one : tried_) {
       if (again.size() == kMostAgain) break;
       if (std::ranges::count(again, one.partition) == 0) again.push_back(one.partition);
     }
-    // The shorter the step, the more partitions the bound for any finds worse.
+    // A shorter step lets the bound for any partition exclude more of them.
     const auto add = [&](Partition balanced) {
       if (balanced.empty() || std::ranges::count(again, balanced) > 0) return;
       again.push_back(std::move(balanced));
@@ -192,7 +192,7 @@ class LayerShape : public Shape {
 
   /// Layers and the rules of a list scheduler together, from passes of different sizes. True where
   /// that is shorter.
-  bool TryTuned(uint64_t time) {
+  bool Tune(uint64_t time) {
     if (!PlainOrders() || of_.chunks < 2 || AnyPartition(best_->step).value >= best_->step)
       return false;
     SearchWork part(work_, work_->left() / 4 * static_cast<int64_t>(1 + time));
@@ -220,7 +220,7 @@ class LayerShape : public Shape {
   }
 
   /// A long one of the most promising partition, where that is not the best, and of the best.
-  void TryHopeful() {
+  void DeepenPromising() {
     // A partition whose bound is low may give more than the one with the shortest step so far.
     const auto promise = [](const Tried& one) { return one.step / 4 + 3 * (one.bound / 4); };
     const Partition promising = std::ranges::min_element(tried_, {}, promise)->partition;
@@ -232,7 +232,7 @@ class LayerShape : public Shape {
 
   /// Searches with half of the rest the best with its layers moved under its order; the other half
   /// goes on from the best order.
-  void TryMoved() {
+  void MoveLayers() {
     // Recomputed stages are chosen with the order, so that another partition may not have them.
     const auto judge = [&](const Partition& moved) {
       work_->Spend(kOrdersSimulated * instructions());
@@ -246,12 +246,12 @@ class LayerShape : public Shape {
       if (!pairs_ || !OrdersAlone()) Search(moved, work_->left() / (OrdersAlone() ? 2 : 1));
       if (!OrdersAlone()) return;
     }
-    if (Done() || (OrdersAlone() && GoOn())) return;
+    if (Done() || (OrdersAlone() && ImproveOrder())) return;
     Search(Partition(partition_), work_->left());
   }
 
   /// The published order of a first look.
-  void OfferLook(const FirstOrder& look) {
+  void OfferFirstOrder(const FirstOrder& look) {
     const std::vector<Candidate> candidates =
         CandidatesOf(Staged(of_, frame_, &layers_, look.partition));
     if (candidates.empty()) return;
@@ -279,7 +279,7 @@ class LayerShape : public Shape {
   }
 
   /// Local search of the best order with all that is left; false where that mixes micro-batches.
-  bool GoOn() {
+  bool ImproveOrder() {
     std::optional<Candidate> candidate = CandidateOf(partition_);
     if (!candidate) return false;
     const Plan& from = best_->plan;
@@ -382,7 +382,7 @@ class LayerShape : public Shape {
   const Plan frame_;
   bool pairs_ = false;  // some FB is shorter than its parts
   Judged judged_;
-  std::optional<Roominess> roomiest_;
+  std::optional<PartitionExcess> min_memory_;
   std::map<Partition, std::unique_ptr<CandidateSearch>> searches_;
   PartitionBound bound_;     // for any partition
   Time enough_ = 0;          // for that

@@ -121,7 +121,7 @@ void OffloadSearch::OfferListed(SearchWork* work) {
   Plan listed = SearchOffloadRules(*frame_, costs, candidate_.limits, bound_,
                                    candidate_.spec.search.seed, work);
   if (listed.programs.empty()) return;
-  // It copies as much as it can. Where the same order needs fewer copies, those are taken.
+  // It copies as much as it can. If the same order needs fewer copies, those are taken.
   Plan order = listed;
   for (Program& program : order.programs) {
     std::erase_if(program, [](const Instruction& i) { return IsHostCopy(i.op); });

@@ -9,7 +9,7 @@
 namespace contraflow {
 
 /// Searches orders together with copies to the host and, where the spec of the candidate asks for
-/// it, recompute. What one run finds the next one begins with.
+/// it, recompute. Each run starts from the result of the one before.
 class OffloadSearch : public CandidateSearch {
  public:
   explicit OffloadSearch(const Candidate& candidate);

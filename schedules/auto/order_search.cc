@@ -36,7 +36,7 @@ void PreferShorterSteps(const SearchProblem& problem, const std::vector<Plan>& p
 }
 
 /// True where the components of neighbouring chunks share lanes, so that an order takes another
-/// time than its chunks one behind the other.
+/// time than its chunks one after another.
 bool SharesLanes(const Spec& spec) {
   return ByComponents(spec.costs, spec.search) &&
          spec.costs.derived.value_or(Overlap::kAll) == Overlap::kAll;
@@ -159,7 +159,7 @@ Time OrderSearch::LookAtAll(const Seeds& seeds, Time bound, SearchWork* work, Se
     found->from = "exact search";
   }
   if (exact.complete) return found->makespan;
-  // A schedule that mixes the order of micro-batches is no order to go on from.
+  // The search cannot continue from a schedule that mixes the order of micro-batches.
   const std::optional<Order> order = ToOrder(seeds.problem, *plan);
   if (!order) return bound;
   found->order = *order;

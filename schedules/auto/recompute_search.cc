@@ -146,12 +146,12 @@ void RecomputeSearch::Offer(Plan plan, SearchWork* work, std::optional<FoundPlan
 void RecomputeSearch::OfferOrders(const Spec& spec, bool searched, SearchWork* work,
                                   const OrderMaker& make) {
   try {
-    RecomputedBeside beside;
+    RecomputeAlternatives alternatives;
     Offer(GenerateRecomputed(spec, candidate_.frame.stages, Room::kAny, searched, make, work,
-                             freely_ ? &beside : nullptr),
+                             freely_ ? &alternatives : nullptr),
           work, &own_);
-    if (beside.full) Offer(std::move(*beside.full), work, &full_);
-    if (beside.layers) Offer(std::move(*beside.layers), work, &layers_);
+    if (alternatives.full) Offer(std::move(*alternatives.full), work, &full_);
+    if (alternatives.layers) Offer(std::move(*alternatives.layers), work, &layers_);
   } catch (const InternalError&) {
     throw;
   } catch (const Error&) {
@@ -172,7 +172,7 @@ void RecomputeSearch::OfferPublished(SearchWork* work) {
   }
 }
 
-/// Its own orders, each with so much of the work.
+/// Its own orders, each with this much of the work.
 void RecomputeSearch::OfferSearched(int64_t share, SearchWork* work) {
   OfferOrders(candidate_.spec, true, work, [&](const Spec& of) {
     auto known = std::ranges::find_if(
@@ -203,7 +203,7 @@ void RecomputeSearch::OfferSerial(SearchWork* work) {
   offer(all, &full_);
 }
 
-/// Moves the instructions of the best.
+/// Offers the best plan with its instructions moved.
 void RecomputeSearch::OfferMoved(const Candidate& candidate, int64_t budget, Freedom freedom,
                                  SearchWork* work, std::optional<FoundPlan>* best) {
   if (budget == 0 || !*best || Done(*best)) return;

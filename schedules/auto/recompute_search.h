@@ -10,8 +10,8 @@
 
 namespace contraflow {
 
-/// Searches orders and what of them is recomputed, as the spec of the candidate says. What one run
-/// finds the next one begins with.
+/// Searches orders and what of them is recomputed, as the spec of the candidate says. Each run
+/// starts from the result of the one before.
 class RecomputeSearch : public CandidateSearch {
  public:
   /// With a free choice the spec has a memory limit.

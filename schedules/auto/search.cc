@@ -27,7 +27,7 @@ std::optional<SearchResult> BestSeed(const SearchProblem& problem, std::span<con
   return best;
 }
 
-/// Local search of all kinds but of pairs, for so much of the work.
+/// Local search of all kinds but of pairs, for this much of the work.
 void ImproveFurther(const SearchProblem& problem, Time bound, const SearchOptions& options,
                     int64_t budget, SearchWork* work, SearchResult* best) {
   const int64_t end = work->left() - budget;

@@ -9,7 +9,7 @@
 namespace contraflow {
 
 /// The best of all for one placement: seeds that run and fit, policies, local search. Never longer
-/// than any seed that fits. Nothing if nothing was found that fits.
+/// than any seed that fits. None if no plan fits.
 std::optional<SearchResult> Search(const SearchProblem& problem, std::span<const Plan> seeds,
                                    Time bound, const SearchOptions& options, SearchWork* work);
 

@@ -142,7 +142,7 @@ class Annealing {
   }
 
  private:
-  /// The makespan of the order as it is. Where messages queue the graph's is a lower bound of it.
+  /// The makespan of the order as it is. If messages queue, the graph's is a lower bound of it.
   void Measure() {
     makespan_ = graph_.makespan();
     if (exact_) return;

@@ -11,7 +11,7 @@
 
 namespace contraflow {
 
-/// Source of the draws of all that propose moves, the same for a seed everywhere.
+/// Base of the move generators; deterministic for a seed.
 class MoveDraw {
  public:
   /// For orders with lists as long as the graph's.
@@ -21,12 +21,12 @@ class MoveDraw {
     }
   }
 
-  /// An even number below `count`.
+  /// Returns a uniform number below `count`.
   int Below(size_t count) { return static_cast<int>(random_() % count); }
   uint64_t Bits() { return random_(); }
 
  protected:
-  /// How far an action goes: mostly not far.
+  /// Returns a distance to move by; mostly a short one.
   int Distance() { return 1 + Below(Below(3) == 0 ? kFar : kNear); }
   /// Rank and place of any action.
   std::pair<int, int> Any() { return places_[static_cast<size_t>(Below(places_.size()))]; }

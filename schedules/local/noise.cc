@@ -17,7 +17,7 @@ namespace {
 constexpr int kDraws = 10;
 constexpr uint64_t kSeed = 4'000'000;
 constexpr size_t kReturned = 3;
-/// Messages take longer by so many deviations of the longest instruction.
+/// Delays of messages, in standard deviations of the longest instruction.
 constexpr int kLater[] = {2, 0, 4, 1, 8};
 
 class Pool {

@@ -18,9 +18,9 @@
 namespace contraflow {
 namespace {
 
-/// Draws that local search improves on, half as many where an order has more than so many actions;
-/// and those that choose between its end, its start and the order that there was. No draw serves
-/// two purposes, nor do those that chose the start (noise.cc).
+/// Draws that local search improves on, half as many where an order has more than this many
+/// actions; and those that choose between its end, its start and the order that there was. No draw
+/// serves two purposes, nor do those that chose the start (noise.cc).
 constexpr size_t kTrained = 64;
 constexpr int64_t kSmall = 1'000;
 constexpr int kChosen = 40;
@@ -105,9 +105,9 @@ class SampledSearch {
 
  private:
   static constexpr int64_t kBatch = 32, kPerTry = 3;
-  /// Shares of the sum of all makespans. By how much one step may lengthen it at first: as much in
-  /// instructions, however many there are, since a long order has no time to recover from more. And
-  /// by how much an estimate may say so of a move that is tried all the same.
+  /// Shares of the sum of all makespans. Amount by which one step may lengthen it at first. It is
+  /// constant in instructions, since a long order has no time to recover from more. And by how much
+  /// an estimate may say so of a move that is tried all the same.
   static constexpr int64_t kHottest = 10, kLeastHottest = 1'000, kSlack = 10'000;
 
   void Try() {

@@ -22,8 +22,8 @@ class SampledTimes;
 /// Messages are never in each other's way here: links are taken as free (see `exact`).
 class OrderGraph {
  public:
-  /// An action of a rank goes from one place of the rank's list to another; what is in between
-  /// closes up.
+  /// An action of a rank goes from one place of the rank's list to another; the actions in between
+  /// close up.
   struct Move {
     int rank = 0, from = 0, to = 0;
 
@@ -31,8 +31,8 @@ class OrderGraph {
     size_t high() const { return static_cast<size_t>(std::max(from, to)); }
   };
 
-  /// The order must run and fit. The problem must outlive it. With a draw (noise.h) everything
-  /// takes as long as that says.
+  /// The order must run and fit. The problem must outlive the graph. A draw (noise.h) replaces the
+  /// durations.
   OrderGraph(const SearchProblem& problem, const Order& order, const NoiseDraw* draw = nullptr);
 
   /// True if makespans are those of Evaluate: messages do not queue.
@@ -70,11 +70,11 @@ class OrderGraph {
   int64_t TakeWork() { return std::exchange(work_, 0); }
 
  private:
-  friend class SampledTimes;  // lays its own times beside the nodes
+  friend class SampledTimes;  // keeps its own times next to the nodes
 
   static constexpr int32_t kNone = -1;
 
-  /// One action. Of an FB `in` and `out` are those of the forward, then those of the backward.
+  /// One action. For an FB, `in` and `out` are those of the forward, then those of the backward.
   struct Node {
     Time head = 0, tail = 0;  // longest paths up to its start and from its end
     Time duration = 0;
@@ -123,7 +123,7 @@ class OrderGraph {
   std::vector<std::vector<int32_t>> lists_;
   std::vector<std::vector<int64_t>> levels_;  // memory held before each place of a list
   std::vector<int32_t> sorted_;               // nodes in topological order
-  MarkedPositions marked_;                    // what is to be computed again
+  MarkedPositions marked_;                    // actions to compute again
   Time makespan_ = 0, rank_ends_ = 0;
   std::vector<Time> ends_;
 

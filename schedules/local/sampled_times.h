@@ -38,8 +38,8 @@ class SampledTimes {
   int BlockStart(size_t draw, int rank, int place) const;
   std::pair<int, int> Sender(size_t draw, int rank, int place) const;
 
-  /// Work computed since the last call, in instructions of SearchWork: an action in 32 draws takes
-  /// about as long as one that is evaluated by itself.
+  /// Work computed since the last call, in instructions of SearchWork: an action in 32 draws costs
+  /// about as much as one in a single evaluation.
   int64_t TakeWork() { return std::exchange(work_, 0) * static_cast<int64_t>(lanes_) / 32; }
 
  private:

@@ -86,7 +86,7 @@ Order UnfoldOrder(const SearchProblem& problem, const Order& folded) {
   const auto half = static_cast<int32_t>(folded.size());
   Order order(static_cast<size_t>(stages));
   for (size_t r = 0; r < order.size() / 2; ++r) {
-    // Stages of the first half are on this rank on the first route, the others on the second.
+    // On this rank, stages of the first half are on the first route, the others on the second.
     order[r] = Renamed(folded[r], [&](int32_t s) { return s < half ? s : stages + s; });
     order[order.size() - 1 - r] =
         Renamed(folded[r], [&](int32_t s) { return s < half ? stages + s : s; });
@@ -118,8 +118,8 @@ ActionList SteadyPairs(const std::vector<int>& stages, bool alike, int further) 
   return pairs;
 }
 
-/// The list with an action behind the k-th forward, or backward, of a stage.
-ActionList Behind(const ActionList& list, Action action, int k) {
+/// The list with an action after the k-th forward, or backward, of a stage.
+ActionList After(const ActionList& list, Action action, int k) {
   size_t at = 0;
   for (int left = k; left > 0; ++at) {
     const bool same = HasForward(action.op)
@@ -179,9 +179,9 @@ std::optional<Order> WithOdd(const SearchProblem& problem, const Order& order) {
     for (size_t r = 0; r < order.size(); ++r) {
       const int32_t stage = *std::ranges::find_if(
           problem.stages_of[r], [&](int s) { return problem.stage(s).count > count; });
-      tried.push_back(form == 0 ? Behind(order[r], {Op::FB, stage, stage}, k)
-                                : Behind(Behind(order[r], {Op::F, stage}, k), {Op::BW, stage},
-                                         std::min(k + form - 1, count)));
+      tried.push_back(form == 0 ? After(order[r], {Op::FB, stage, stage}, k)
+                                : After(After(order[r], {Op::F, stage}, k), {Op::BW, stage},
+                                        std::min(k + form - 1, count)));
     }
     const std::optional<IncrementalEvaluator> run = IncrementalEvaluator::Of(problem, tried);
     if (!run || (best && run->makespan() >= least)) continue;
@@ -202,7 +202,7 @@ std::optional<Order> Extend(const SearchProblem& problem, const Order& order, in
   }
   std::optional<Order> best;
   Time least = 0;
-  // Chunks that start before a moment stay, later ones are put off as a whole.
+  // Chunks that start before the cut stay; later ones are delayed as a whole.
   for (int cut = 0; cut < kCuts; ++cut) {
     const Time moment = run->makespan() / (3 * kCuts) * (kCuts + cut);
     Order longer = order;

@@ -112,7 +112,7 @@ void IncrementalEvaluator::CountBefore(const ActionList& list, size_t at) const 
   for (size_t i = 0; i < at; ++i) counts_.Pass(list[i]);
 }
 
-/// Appends the steps of actions that run behind what counts_ says.
+/// Appends the steps of actions that run after what counts_ says.
 void IncrementalEvaluator::StepsOf(const ActionList& piece, std::vector<Step>* steps) const {
   for (const Action& action : piece) {
     Step step;

@@ -49,7 +49,7 @@ class IncrementalEvaluator {
     int32_t number = -1;  // -1: the action has none
     int32_t needs = -1;   // the part of another stage that it waits for
     int32_t wakes = -1;   // the rank that may wait for it
-    Time hop = 0;         // behind what it needs
+    Time hop = 0;         // after what it needs
   };
   struct Step {
     std::array<Part, 2> parts;

@@ -52,7 +52,7 @@ class LoweredSearch {
   }
 
   /// The makespan of the shared run; nothing where an order does not run or fit, or takes so long
-  /// with one chunk behind the other that sharing will hardly make up for it.
+  /// with one chunk after the other that sharing will hardly make up for it.
   std::optional<Time> RunOf(const Order& order, Time most) {
     const Evaluation& evaluation = evaluator_.Run(order);
     work_->Spend(problem_.chunks() * 2);

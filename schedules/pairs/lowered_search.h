@@ -12,7 +12,7 @@ namespace contraflow {
 
 /// Local search for stages with components (costs.moe) that are lowered with Overlap::kAll, where
 /// neighbouring chunks share the lanes of a rank and an order takes another time than its chunks
-/// one behind the other: changes a compute order so that the shared run of all ranks is shorter,
+/// one after another: changes a compute order so that the shared run of all ranks is shorter,
 /// until the work is spent. No rank holds more than the limit. Deterministic for a seed. Returns
 /// the order that it was given where it finds none that is shorter.
 Plan ImproveLowered(const Plan& order, const CostModel& costs, std::optional<int64_t> limit,

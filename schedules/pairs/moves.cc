@@ -203,7 +203,7 @@ class Drawing {
     return move;
   }
 
-  /// BW in two parts, W later; or both parts in one go.
+  /// Splits BW into B and a later W, or joins B and W.
   std::optional<PairMove> Weight() {
     const Action& action = list_[at_];
     if (action.op == Op::BW) {

@@ -15,8 +15,8 @@ namespace contraflow {
 /// of half the ranks (DualPipe "cut in half", github deepseek-ai/DualPipe), whose middle hop keeps
 /// its time. The problem of that V, with one route; nothing where the problem has no such symmetry.
 /// Its middle hop is between stages of one rank, which IncrementalEvaluator counts and Evaluate
-/// does not. Of an odd number of ranks the one in the middle does for both routes what it does, one
-/// after the other, and takes twice as long.
+/// does not. With an odd number of ranks, the one in the middle does for both routes what it does,
+/// one after the other, and takes twice as long.
 std::optional<SearchProblem> Fold(const SearchProblem& problem);
 
 /// The first half of the ranks' lists, of an even number of ranks, as an order of the folded
@@ -33,16 +33,16 @@ SearchProblem WithCount(const SearchProblem& problem, int count);
 /// other; nothing where none has.
 std::optional<SearchProblem> WithoutOdd(const SearchProblem& problem);
 
-/// An order of WithoutOdd(problem) with that micro-batch behind another of its route on all ranks,
+/// An order of WithoutOdd(problem) with that micro-batch after another of its route on all ranks,
 /// as a pair or apart: of those that run and fit the shortest, if there is one.
 std::optional<Order> WithOdd(const SearchProblem& problem, const Order& order);
 
 /// How an order of a problem with two stages a rank goes on for more micro-batches: in its middle
 /// every rank runs, once for each further one, the pair of the first stage's forward with the
 /// second's backward and the pair of the opposite, as DualPipe does in its steady phase, or each
-/// stage's forward with its own backward where most of its pairs are of that kind. Of several
-/// places in the middle those with the shortest result; nothing where none runs and fits.
-/// `problem` has the further micro-batches already.
+/// stage's forward with its own backward where most of its pairs are of that kind. Takes the places
+/// in the middle with the shortest result; none if no order runs and fits. `problem` has the
+/// further micro-batches already.
 std::optional<Order> Extend(const SearchProblem& problem, const Order& order, int further);
 
 /// DualPipeV's order (schedules/published/bidirectional.h) for a problem with one route on a V, or
@@ -50,27 +50,27 @@ std::optional<Order> Extend(const SearchProblem& problem, const Order& order, in
 /// where there are fewer micro-batches than stages.
 std::optional<Order> UnlimitedPhases(const SearchProblem& problem);
 
-/// The same; nothing where a rank would hold more than the limit, too.
+/// Like UnlimitedPhases; nothing where a rank would hold more than the limit, too.
 std::optional<Order> PhaseOrder(const SearchProblem& problem);
 
 /// Event-driven: every rank runs its forwards, backwards and pairs in the order given, and weight
 /// gradients that are not part of a pair while it would wait otherwise, at least `percent` of their
-/// duration, or once there is no memory or nothing else left. Nothing where the order does not run.
+/// duration, or once there is no memory or nothing else left. None if the order does not run.
 std::optional<Order> FillGaps(const SearchProblem& problem, const Order& order, int percent);
 
 /// The best of PhaseOrder, with and without a pair in place of the middle rank's first forward and
-/// backward, and of what FillGaps makes of them. Nothing where PhaseOrder gives nothing.
+/// backward, and of what FillGaps makes of them. None if PhaseOrder gives none.
 std::optional<Order> ScheduleInPhases(const SearchProblem& problem);
 
 /// UnlimitedPhases with fewer micro-batches in flight, so that it fits, also of two routes that are
-/// each other's mirror image: the shortest that was found with about so much of the work, or a
-/// quarter of it where that gives nothing below `below`. Nothing for other placements, and where
-/// none fits.
+/// each other's mirror image: the shortest that was found with about this much of the work, or a
+/// quarter of it where that gives nothing below `below`. None for other placements, or if no order
+/// fits.
 std::optional<Order> ThinnedPhases(const SearchProblem& problem, Time below, int64_t budget,
                                    SearchWork* work);
 
-/// List scheduling with pairs, for any placement: the best of some settings, with about so much of
-/// the work. Nothing where none fits the limit.
+/// List scheduling with pairs, for any placement: the best of some settings, with about this much
+/// of the work. None if no order fits the limit.
 std::optional<Order> ListPairs(const SearchProblem& problem, int64_t budget, SearchWork* work);
 
 /// `piece` in place of the actions [from, to) of a list: the same work in another order or
@@ -98,7 +98,7 @@ std::optional<PairMove> DrawMove(const ActionList& list, std::mt19937_64* random
 std::optional<SearchResult> ImprovePairs(const SearchProblem& problem, Time bound, uint64_t seed,
                                          int64_t budget, SearchWork* work, SearchResult* best);
 
-/// The same from `best` alone, of which more is made than by beginning anew.
+/// Like ImprovePairs, from `best` alone, of which more is made than by beginning anew.
 void GoOnWithPairs(const SearchProblem& problem, Time bound, uint64_t seed, int64_t budget,
                    SearchWork* work, SearchResult* best);
 

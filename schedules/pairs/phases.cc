@@ -1,5 +1,5 @@
-// Ranks are taken up in the order of the times at which their lanes are free. Where what a rank
-// waits for is not known by then, the wait is long enough for a weight gradient as a rule.
+// Ranks are taken up in the order of the times at which their lanes are free. If the end of a wait
+// is not known by then, the wait is usually long enough for a weight gradient.
 
 #include <algorithm>
 #include <cstddef>
@@ -65,7 +65,7 @@ class Filling {
   Done& At(int32_t stage) { return stages_[static_cast<size_t>(stage)]; }
   const RouteStage& Of(int32_t stage) const { return problem_.stage(stage); }
 
-  /// Weight gradients of the order are where this decides.
+  /// Skips the weight gradients of the order, since this run places them itself.
   void SkipWeights(size_t r) {
     while (ranks_[r].next < order_[r].size() && order_[r][ranks_[r].next].op == Op::W) {
       ++ranks_[r].next;

@@ -85,7 +85,7 @@ void Anneal(const SearchProblem& problem, Time bound, uint64_t seed, int64_t bud
     std::optional<IncrementalEvaluator> run = IncrementalEvaluator::Of(problem, found.order);
     if (!run) return;
     found.makespan = run->makespan();
-    // Some orders are left behind by large changes alone.
+    // Some local minima need a large move to escape.
     const Time heat = !anew ? hottest / 3 : round == 0 ? hottest : 4 * hottest;
     PairAnnealing(problem, std::move(*run), bound, seed + static_cast<uint64_t>(round), work,
                   &found)

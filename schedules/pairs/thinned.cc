@@ -1,7 +1,7 @@
-// DualPipe holds one activation more than it has ranks, all of the time. Where memory is shorter by
-// a share, a schedule has to do without that share of the micro-batches in flight: so the order is
-// made for more micro-batches than there are, and every so many of them are left out. The rest runs
-// as before, and no rank ever holds all that it would.
+// DualPipe holds one activation more than it has ranks, all of the time. If memory is shorter by a
+// share, a schedule has to do without that share of the micro-batches in flight: so the order is
+// made for more micro-batches than there are, and every n-th of them are left out. The rest runs as
+// before, and no rank ever holds all that it would.
 
 #include <algorithm>
 #include <cstddef>
@@ -64,7 +64,7 @@ Order Without(const SearchProblem& more, const Order& order, const LeftOut& left
   return thinned;
 }
 
-/// UnlimitedPhases, or what it unfolds to.
+/// Returns UnlimitedPhases, unfolded if the problem was folded.
 std::optional<Order> PhasesOf(const SearchProblem& problem) {
   if (problem.frame.routes.size() == 1) return UnlimitedPhases(problem);
   const std::optional<SearchProblem> folded = Fold(problem);

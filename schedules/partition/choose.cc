@@ -19,7 +19,7 @@ constexpr Time kUnreached = std::numeric_limits<Time>::max();
 /// Steps of the exact method up to which it is worth its time.
 constexpr int64_t kMostSteps = 50'000'000;
 
-/// The same for each of several stages of a rank: what comes before the first of them and behind
+/// The same for each of several stages of a rank: what comes before the first of them and after
 /// the last, and the work of all.
 class Balance {
  public:
@@ -177,7 +177,7 @@ Partition ImprovePartition(Partition partition, const PartitionJudge& judge, int
   --most;
   // A layer goes over one end of a stage or, where that alone is worse, through others.
   const auto stages = static_cast<int>(partition.size());
-  // Neighbours first and, of which there are few, stages near opposite ends of the model.
+  // Neighbours first, then the few stages near opposite ends of the model.
   std::vector<int> distances;
   for (int far = 1; far < stages; ++far) {
     distances.push_back(far % 2 == 1 ? (far + 1) / 2 : stages - far / 2);

@@ -17,7 +17,7 @@
 // over their ends finds the partition with the least. Floors that come out higher than others are
 // given more weight, a few times.
 //
-// Single layers are beside that: whole_layers.cc.
+// whole_layers.cc has the bound of single layers.
 
 #include <algorithm>
 #include <cmath>
@@ -38,8 +38,8 @@ namespace {
 /// Steps up to which the dynamic programme is worth its time.
 constexpr int64_t kMostWindows = 2'000'000;
 
-/// The bound of floors that are weighed. Of each rank there are those of its stages and behind them
-/// that of its first backward; before them, as no forward is taken from it, the one of its memory.
+/// The bound of floors that are weighed. Each rank has those of its stages, then that of its first
+/// backward. The one of its memory comes before them, as no forward is taken from it.
 class WeighedBound {
  public:
   WeighedBound(const LayerStages& layers, LayerWork* work, const DeepRoute& route)

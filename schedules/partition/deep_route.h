@@ -29,16 +29,16 @@ class DeepRoute {
   /// Forwards that a rank can have run before its first backward; nothing: all.
   std::optional<Time> held() const { return held_; }
   size_t stages() const { return of_.size(); }
-  /// How many ranks there are, and which stages each has.
+  /// Number of ranks, and the stages of each.
   size_t ranks() const { return stages_.size(); }
   const std::vector<size_t>& StagesOf(size_t rank) const { return stages_[rank]; }
   size_t RankOf(size_t s) const { return static_cast<size_t>(of_[s]); }
-  /// How many stages of its rank are before stage s.
+  /// Number of stages of its rank before stage s.
   size_t PassOf(size_t s) const { return pass_[s]; }
 
-  /// When the first micro-batch can be at stage s, whose first layer is `i`.
+  /// Earliest time of the first micro-batch at stage s, whose first layer is `i`.
   Time Head(size_t s, int i) const { return layers_.forward_before(i) + hops_[s]; }
-  /// When it can be back at stage s, whose last layer is the one before `j`.
+  /// Earliest time of the first micro-batch back at stage s, whose last layer is j - 1.
   Time BackAt(size_t s, int j) const {
     const int all = layers_.layers();
     return layers_.forward_before(all) + hops_.back() + layers_.backward_before(all) -

@@ -1,15 +1,14 @@
 // Bounds that hold for any partition.
 //
-// One stage a rank, one route. What rank r says of a step depends on its own layers i..j-1 alone:
-// the layers before them are its head and tail, the ones behind them its lag, however they are
-// divided, with r messages each way before it and P-1-r behind it. So with B(r, i, j) from
-// ProveStageBound
+// One stage a rank, one route. The bound of rank r depends on its own layers i..j-1 alone: the
+// layers before them are its head and tail, the ones after them its lag, however they are divided,
+// with r messages each way before it and P-1-r after it. So with B(r, i, j) from ProveStageBound
 //
 //     makespan >= min over i_1 < .. < i_(P-1) of max over r of B(r, i_r, i_(r+1)),
 //
 // which a dynamic programme over the ends of stages finds exactly. Segments with B >= `enough` are
 // of no interest: from each start only lengths up to the first whose work alone takes `enough`, and
-// only starts that leave the ranks to come no more than they can do in that time. Where `enough` is
+// only starts that leave the ranks to come no more than they can do in that time. If `enough` is
 // much, the programme first looks for a partition a little above what work alone takes.
 //
 // Two stages a rank: pair_bound.cc; more of them: deep_bound.cc. Otherwise all ranks together do
@@ -199,8 +198,8 @@ class LinearBound {
     return low;
   }
 
-  /// The first layer that each rank may begin with, so that it and those behind it can do what is
-  /// left in less than `enough`; behind the last rank the end of the model.
+  /// The first layer that each rank may begin with, so that it and those after it can do what is
+  /// left in less than `enough`; after the last rank the end of the model.
   std::vector<int> EarliestStarts() const {
     std::vector<int> starts(static_cast<size_t>(spec_.ranks) + 1, layers_.layers());
     for (int r = spec_.ranks - 1; r >= 0; --r) {

@@ -11,11 +11,11 @@ namespace contraflow {
 
 /// Least time of a message, whichever layers stages end with.
 Time LeastHop(const CostModel& costs);
-/// Least time for which the compute lane is busy with a micro-batch of a stage, in pairs or not.
+/// Least busy time of the compute lane for a micro-batch of a stage, with or without pairs.
 Time LeastWorkOf(const StageCost& cost);
 double SpeedOf(const Spec& spec, int rank);  ///< RankCost::speed
 double Fastest(const Spec& spec);            ///< of all ranks
-/// Least time of so much work at this speed, in so many rounded durations.
+/// Least time of this much work at this speed, in this many rounded durations.
 Time AtLeast(Time work, double speed, int64_t durations);
 /// Most forwards that a rank can have run before its first backward, with all micro-batches of any
 /// layers that a memory limit holds; nothing where it limits none.

@@ -18,7 +18,7 @@ constexpr size_t kMostLetters = size_t{kMaxStages} + kMaxModelLayers;
 
 [[noreturn]] void FailLayout(const std::string& what) { throw Error("`partition`: " + what); }
 
-/// The number behind a "*" at `at`, which goes behind it; nothing where there is none.
+/// The number after a "*" at `at`, which goes after it; nothing where there is none.
 std::optional<size_t> TakeTimes(std::string_view text, size_t* at) {
   if (*at >= text.size() || text[*at] != '*') return std::nullopt;
   const size_t begin = *at + 1;
@@ -218,7 +218,7 @@ std::string FormatLayerLayout(const LayerLayout& layout) {
   std::string text;
   for (size_t i = 0; i < layout.size();) {
     const std::string stage = StageText(layout[i]);
-    // Equal stages, each with the bar behind it; the last stage has none.
+    // Equal stages, each with the bar after it; the last stage has none.
     size_t end = i;
     while (end + 1 < layout.size() && layout[end] == layout[i]) ++end;
     if (end - i < 3) {
@@ -251,7 +251,7 @@ std::string FlawOf(const LayerLayout& layout, int ranks) {
   const size_t first = layers.find('m');
   if (first == std::string::npos) return "";
   if (layers.find('t', first) != std::string::npos) {
-    return "a transformer layer stands behind one of multi-token prediction";
+    return "a transformer layer stands after one of multi-token prediction";
   }
   const auto has = [](const std::string& stage) { return stage.find('m') != std::string::npos; };
   if (std::count_if(layout.begin(), layout.end(), has) != 1) {

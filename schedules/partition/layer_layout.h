@@ -14,7 +14,7 @@ namespace contraflow {
 /// Source: Megatron-LM, pipeline_parallel_layer_layout.py.
 using LayerLayout = std::vector<std::string>;
 
-/// True for what is meant as such a text, and not as another partition.
+/// True if the text is a layout and not another form of partition.
 bool IsLayerLayout(std::string_view text);
 
 /// Reads "Et*3|(tt|)*29,m|L": a bar between stages, x*n and (..)*n for repeats, which do not nest,
@@ -26,7 +26,7 @@ LayerLayout ParseLayerLayout(std::string_view text);
 /// The text of a layout, with repeats: what ParseLayerLayout makes the same layout of.
 std::string FormatLayerLayout(const LayerLayout& layout);
 
-/// Why Megatron-LM does not take this layout on so many ranks, or "".
+/// Why Megatron-LM does not take this layout on this many ranks, or "".
 std::string FlawOf(const LayerLayout& layout, int ranks);
 
 /// The layers of these names, a letter each. "embedding" and what begins with "embed" is E, "head",

@@ -17,8 +17,8 @@
 #include "compiler/simulate/memory.h"
 #include "schedules/partition/joint_bound.h"
 #include "schedules/partition/made_plans.h"
+#include "schedules/partition/min_memory.h"
 #include "schedules/partition/partition.h"
-#include "schedules/partition/roomiest.h"
 #include "schedules/partition/staged.h"
 #include "schedules/published/placement.h"
 #include "schedules/published/rows.h"
@@ -33,11 +33,11 @@
 namespace contraflow {
 namespace {
 
-/// Part of what a partition is judged, for that of the one which needs least memory.
-constexpr int64_t kRoomiestShare = 8;
-/// Likewise, to look for the one whose fullest rank holds least.
+/// 1/8 of the evaluations of a partition are for the one with least memory.
+constexpr int64_t kMinMemoryShare = 8;
+/// 1/4 of the evaluations are for the one whose fullest rank holds least.
 constexpr int kLightestShare = 4;
-/// Part of the budget that the bound for any partition may take.
+/// The bound for any partition may take 1/2 of the budget.
 constexpr int64_t kBoundShare = 2;
 
 }  // namespace
@@ -101,9 +101,9 @@ Partition PartitionOf(const Schedule& schedule, const Spec& spec, const Plan& fr
     Partition lightest = BestFrom(starts, held, MostJudged(spec, stages) / kLightestShare, held);
     return last(lightest).step <= most(last(best).step) ? lightest : best;
   }
-  Partition roomiest = RoomiestPartition(spec, frame, layers).partition;
-  if (judge(roomiest) >= found) return best;
-  return ImprovePartition(std::move(roomiest), judge, MostJudged(spec, stages) / kRoomiestShare);
+  Partition min_memory = MinMemoryPartition(spec, frame, layers).partition;
+  if (judge(min_memory) >= found) return best;
+  return ImprovePartition(std::move(min_memory), judge, MostJudged(spec, stages) / kMinMemoryShare);
 }
 
 Plan FromPublished(const Schedule& schedule, const Spec& spec, const SearchControl& control) {
@@ -176,7 +176,7 @@ Plan FromPublished(const Schedule& schedule, const Spec& spec, const SearchContr
 
 Plan PlanOfPublished(const Schedule& schedule, const Spec& spec, const SearchControl& control) {
   if (spec.costs.layers.empty()) return PlanOfStages(schedule, spec);
-  Spec one = spec;  // whatever else is searched beside it
+  Spec one = spec;  // whatever else is searched concurrently with it
   one.search = {.components = spec.search.components};
   return control.made->Get(one, [&] { return FromPublished(schedule, one, control); });
 }

@@ -9,8 +9,8 @@
 
 namespace contraflow {
 
-/// Plans of published schedules, kept for whoever asks for the same again: of layers they take long
-/// to make, and a comparison has each as a row and `auto` beside what it finds. Any thread may ask.
+/// Cache of published plans, which take long to make from layers. A comparison uses each as a row
+/// and as a seed of `auto`. Any thread may ask.
 class MadePlans {
  public:
   MadePlans();
@@ -25,7 +25,7 @@ class MadePlans {
   LayerStages& StagesOf(const CostModel& costs, Overlap overlap);
 
  private:
-  struct Kept;  // what threads share, and how they wait
+  struct Kept;  // state that threads share
   std::unique_ptr<Kept> kept_;
 };
 

@@ -11,13 +11,13 @@
 //     makespan >= head of the second stage + work - forwards of the first,
 //
 // and before the first micro-batch is on its way back no more forwards than its memory holds
-// (MostForwardsHeld). Weight gradients may come last, but behind the last backward of a stage those
+// (MostForwardsHeld). Weight gradients may come last, but after the last backward of a stage those
 // of all layers before it follow: head, forwards, backwards and that tail are a bound as well,
 // where no overlap makes them shorter than their sums.
 //
-// All of that is soon computed. Where it leaves a choice of layers open, ProveRankBound says what
-// these stages come to with what they really cost, however their layers overlap: what is around
-// them is the chain of all other layers, however they are divided.
+// All of that is soon computed. If it leaves a choice of layers open, ProveRankBound bounds these
+// stages with their real costs, however their layers overlap: around them is the chain of all other
+// layers, however they are divided.
 //
 // A choice is none if the ranks to come have no room for what it leaves: one that begins at its
 // head has done no more than (makespan - head) / M of a micro-batch's work, and the layers left
@@ -50,8 +50,7 @@ namespace contraflow {
 namespace {
 
 constexpr Time kUnreached = std::numeric_limits<Time>::max();
-/// Choices that are looked at closely, beyond which the others are not: of a search one for so many
-/// nanoseconds of its budget, and none on more ranks.
+/// Budget of close looks at choices: one for each kEachClose nanoseconds of the search.
 constexpr int64_t kEachClose = 160'000, kMostClose = 2'000'000;
 constexpr int kMostRanksClose = 64;
 /// Makespans that are asked about.

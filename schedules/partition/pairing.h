@@ -19,7 +19,7 @@ struct Pairing {
   Time first = 0, second = 0;  ///< micro-batches of the two routes; of a single one in `first`
   bool middle = false;         ///< of an odd number of ranks the middle one has one stage
 
-  /// Entries of all tables of the dynamic programme for so many layers.
+  /// Entries of all tables of the dynamic programme for this many layers.
   int64_t Entries(int layers) const;
 };
 
@@ -41,11 +41,12 @@ class PairedRanks {
 
   /// Forwards and backwards of one micro-batch.
   Time Chain(int first, int last) const;
-  /// Before a stage whose first layer this is, after so many hops, and behind it.
+  /// Least time before a stage that begins with this layer, after this many hops; and after a
+  /// stage.
   Time Head(int layer, int hops) const;
   Time Tail(int layer, int hops) const;
-  /// When the first micro-batch can be back at a stage behind whose last layer this one is; the
-  /// stage comes after so many hops.
+  /// Earliest time of the first micro-batch back at a stage, `layer` being the layer after it, and
+  /// `hops` the hops before it.
   Time BackAt(int layer, int hops) const;
 
   /// Time of rank k, or of the fuller one of the two of step k, with two stages of so much each for

@@ -15,10 +15,10 @@ namespace contraflow {
 /// SearchControl::made, not null for these, keeps: the partition that the spec asks for, with the
 /// order that the schedule then has; of a free choice the one with the shortest step. That plan
 /// brings the costs of its stages (CostModel::partition). Deterministic. Throws as GeneratePlan
-/// does, and if the layers cannot become so many stages (RejectPartition).
+/// does, and if the layers cannot become this many stages (RejectPartition).
 Plan PlanOfPublished(const Schedule& schedule, const Spec& spec, const SearchControl& control);
 
-/// Throws Error if the layers cannot become so many stages.
+/// Throws Error if the layers cannot become this many stages.
 void RequirePartition(const Schedule& schedule, const Spec& spec, int stages);
 
 /// Throws Error if the devices together have no room for what every partition of `auto` holds: the
@@ -41,7 +41,7 @@ struct PartitionWorth {
 using PartitionJudge = std::function<PartitionWorth(const Partition&)>;
 
 /// Different partitions for the routes of `frame` (its programs do not matter) to begin with: the
-/// one whose busiest rank, with what must come before and behind its work, is done first (exact
+/// one whose busiest rank, with what must come before and after its work, is done first (exact
 /// where each rank has one stage of one route and the model has few enough layers, else a local
 /// optimum of single layers that move); the one whose largest stage is, looked at by itself; and an
 /// even one. Orders and memory limits are not looked at.
@@ -52,7 +52,7 @@ std::vector<Partition> StartingPartitions(const LayerStages& layers, const Plan&
 /// `most` times. Never worse than `start`.
 Partition ImprovePartition(Partition start, const PartitionJudge& judge, int64_t most);
 
-/// A lower bound, and the partition on which the argument behind it finds no more; empty where it
+/// A lower bound, and the partition on which its argument finds no more; empty where it
 /// is of no partition in particular.
 struct PartitionBound {
   Time value = 0;

@@ -82,7 +82,7 @@ CostModel FoldEnds(const CostModel& costs) {
   const auto last = std::find_if(costs.layers.rbegin(), costs.layers.rend(), IsMoe).base();
   if (first == costs.layers.end() || !std::all_of(first, last, IsMoe)) {
     throw Error(
-        "contraflow-run has layers with \"moe\" alone, and others only before and behind them; "
+        "contraflow-run has layers with \"moe\" alone, and others only before and after them; "
         "compile without `model`, or give costs with such layers");
   }
   CostModel made = costs;
@@ -128,7 +128,7 @@ CostModel AlikeStages(const CostModel& costs, int stages, Overlap overlap) {
   if (first == costs.layers.end() || !alike) {
     throw Error(
         "a plan of components needs layers with \"moe\", all alike, and others only before and "
-        "behind them; compile to level comm, or give costs with \"moe\" alone");
+        "after them; compile to level comm, or give costs with \"moe\" alone");
   }
   if (std::any_of(costs.ranks.begin(), costs.ranks.end(),
                   [](const RankCost& rank) { return rank.speed != 1; })) {
@@ -146,7 +146,7 @@ CostModel AlikeStages(const CostModel& costs, int stages, Overlap overlap) {
   }
   const auto each = static_cast<int>(count / stages);
   Partition partition(static_cast<size_t>(stages), each);
-  StageCost ends;  // of the layers before and behind
+  StageCost ends;  // of the layers before and after
   for (auto layer = costs.layers.begin(); layer != costs.layers.end(); ++layer) {
     if (layer >= first && layer < last) continue;
     (layer < first ? partition.front() : partition.back()) += layer->repeat;

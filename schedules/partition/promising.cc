@@ -21,11 +21,11 @@ constexpr int64_t kJudgedShare = 8;
 constexpr int64_t kFewestJudged = 8;
 /// Orders that one takes as long as to evaluate that is made and simulated, and a bound.
 constexpr int64_t kOrdersJudged = 3, kOrdersBounded = 2;
-/// Bounds of partitions that are proven to choose what is searched, at most.
+/// Maximum number of partitions whose bound is proven.
 constexpr int64_t kMostBounds = 300;
-/// Lists with pairs that are made of a partition to judge it.
+/// Number of orders with pairs that judge a partition.
 constexpr int64_t kLists = 5;
-/// Partitions at most.
+/// Maximum number of partitions to try.
 constexpr size_t kMostTried = 24;
 
 /// A quick order with overlapped pairs, where these save anything.

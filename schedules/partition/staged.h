@@ -34,7 +34,7 @@ CostModel ChunkCosts(const Spec& spec, LayerStages* layers, const Partition& par
 /// The spec with the stages of a partition in place of the layers, on the ranks of the frame; where
 /// its steps are those of components (SearchOptions::components), with these.
 Spec Staged(const Spec& spec, const Plan& frame, LayerStages* layers, const Partition& partition);
-/// The same whose steps are those of chunks, which take less long to find. Their components are
+/// Like Staged, whose steps are those of chunks, which take less long to find. Their components are
 /// there for what runs again in parts.
 Spec StagedChunks(const Spec& spec, const Plan& frame, LayerStages* layers,
                   const Partition& partition);
@@ -49,7 +49,7 @@ PartitionWorth WorthOf(const Plan& plan, const Spec& staged);
 /// Forwards, backwards and weight gradients of a step.
 int64_t InstructionsOf(const Plan& frame);
 
-/// How many partitions into so many stages may be judged by an order, about.
+/// How many partitions into this many stages may be judged by an order, about.
 int64_t MostJudged(const Spec& spec, int stages);
 
 /// The starts, improved by `most` judgements together (ImprovePartition), and of these the best one

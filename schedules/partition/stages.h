@@ -28,9 +28,9 @@ class LayerStages {
   /// The first entry with the times of the layer.
   int alike(int i) const { return alike_[static_cast<size_t>(i)]; }
 
-  /// Cost of a stage with the layers first..last-1: f, b and w are sums over them. Where they have
+  /// Cost of a stage with the layers first..last-1: f, b and w are sums over them. If they have
   /// components, bw and fb are what DeriveChunkCosts makes of these soon; of many layers, of rows
-  /// of at most 24 of them, one behind the other.
+  /// of at most 24 of them, one after another.
   const StageCost& CostOf(int first, int last);
 
   /// Costs with these stages in place of the layers: what each costs and holds, and messages as
@@ -94,8 +94,7 @@ bool IsMoe(const LayerCost& layer);
 /// True if some layer has components.
 bool HasComponents(const std::vector<LayerCost>& layers);
 
-/// True if stages that are made of the layers know what their parts take and hold
-/// (CostModel::knows_parts).
+/// True if stages of these layers have the times and bytes of their parts (CostModel::knows_parts).
 bool KnowParts(const CostModel& costs);
 
 /// Gives costs that were made of the layers in this partition (LayerStages::Make) the components
@@ -108,17 +107,17 @@ void AddComponents(const LayerStages& layers, const Partition& partition, Overla
 void LeaveOutUnused(const Plan& plan, bool components, CostModel* made);
 
 /// The same model with what is before its first layer with components as part of that, and what is
-/// behind the last one as part of that: how contraflow-run computes embedding and head. Throws
+/// after the last one as part of that: how contraflow-run computes embedding and head. Throws
 /// Error if no layer has components, or one in between has none.
 CostModel FoldEnds(const CostModel& costs);
 
-/// Costs with so many stages in place of the layers, for a plan of components whose stages are
-/// alike: as many layers with components in each, and what the layers before and behind those take
+/// Costs with this many stages in place of the layers, for a plan of components whose stages are
+/// alike: as many layers with components in each, and what the layers before and after those take
 /// (embedding, head) spread over all stages. Throws Error unless the layers with components are
 /// alike and divide.
 CostModel AlikeStages(const CostModel& costs, int stages, Overlap overlap);
 
-/// Why the layers cannot become so many stages as the choice says, or "".
+/// Why the layers cannot become this many stages as the choice says, or "".
 std::string RejectPartition(const CostModel& costs, const PartitionChoice& choice, int stages);
 
 /// Equally many layers in each stage; the first ones have one more where that does not divide.

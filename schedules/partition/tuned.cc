@@ -1,7 +1,7 @@
 // Partition and order of an interleaved placement together.
 //
 // Rank r cannot begin pass j before the first micro-batch comes there for the j-th time, and until
-// then has no more than the forwards of the passes before it to do. What it idles is no less than
+// then has no more than the forwards of the passes before it to do. Its idle time is no less than
 //
 //     the most, over j, of  arrival(r, j) - M * (forwards of its stages before pass j),
 //
@@ -49,21 +49,20 @@ bool Shift(const Passes& passes, std::pair<size_t, size_t> ranks, size_t from, s
   return true;
 }
 
-/// Policies of which few are tried on all starts, and how far apart they are in the grid. They and
-/// what starts are looked at with them have so much of the work, each.
+/// Number of policies tried on all starts, and their distance in the grid. This trial and the one
+/// of the starts each take 1/8 of the work.
 constexpr size_t kFewPolicies = 3, kStride = 619;
 constexpr int64_t kLookShare = 8;
-/// Share of the work for the order at the end.
+/// 1/3 of the work is for the final search of the order.
 constexpr int64_t kOrderShare = 3;
-/// Schedules with fewer of which nothing is found, for which one more start is worth going on from,
-/// and how many starts at most.
+/// Minimum number of schedules to run; schedules per extra start; maximum number of starts.
 constexpr int64_t kFewestSchedules = 50, kSchedulesEach = 1000;
 constexpr size_t kMostStarts = 16;
-/// Changes out of ten of the partition; and out of four of these, those of passes.
+/// Three changes out of ten are of the partition; three out of four of these are of passes.
 constexpr size_t kOfPartition = 3, kOfPasses = 3;
-/// Places where the stages with a layer more begin.
+/// Number of places where the stages with one more layer may begin.
 constexpr int kStretches = 12;
-/// A problem takes about as long to make as so many of its instructions to schedule.
+/// Making a problem takes as long as scheduling about this many of its instructions.
 constexpr int64_t kMaking = 3;
 
 class Climb {
@@ -139,7 +138,7 @@ class Climb {
     }
   }
 
-  /// The order of the best schedule, improved with so much of the work.
+  /// The order of the best schedule, improved with this much of the work.
   std::optional<TunedPartition> Finish(Time bound, uint64_t seed, int64_t budget,
                                        SearchWork* work) {
     const std::optional<Time> found = scheduler_.Run(*rules_, RankQueue::kNever);

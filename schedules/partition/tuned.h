@@ -16,7 +16,7 @@ namespace contraflow {
 std::vector<Partition> UnevenPasses(const Plan& frame, const std::vector<Partition>& of);
 
 /// Partitions whose stages have as many layers, or one more in one stretch of them, wherever that
-/// may be: small stages in front let all ranks begin soon, small ones behind let backwards.
+/// may be: small stages in front let all ranks begin soon, small ones after let backwards.
 std::vector<Partition> FullStretches(int layers, int stages);
 
 /// A partition and an order for it.

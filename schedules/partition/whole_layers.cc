@@ -7,7 +7,7 @@
 //
 // for all layers with no less work than some length, whichever. And each layer is in some stage s,
 // whose rank has a layer in each of its other stages as well: the makespan is no less than the
-// least that this comes to, of all stages that have as many layers before and behind them.
+// least that this comes to, of all stages that have as many layers before and after them.
 
 #include <algorithm>
 #include <cstdint>
@@ -31,7 +31,7 @@ std::vector<Time> SumsOf(std::vector<Time> works) {
 /// How many layers fit, of which the k shortest take sums[k]; -1: not even none.
 int64_t MostThatFit(const std::vector<Time>& sums, Time room) {
   auto k = static_cast<int64_t>(sums.size()) - 1;
-  // Less than nothing is left of layers that save more than they take beside their forwards.
+  // The result is negative for layers that save more than their time without the forward.
   while (k >= 0 && sums[static_cast<size_t>(k)] > room) --k;
   return k;
 }
@@ -62,7 +62,7 @@ class OneLayer {
   }
 
  private:
-  /// Least time of a micro-batch of this layer, with its forward or beside it, in whichever stage.
+  /// Least time of a micro-batch of this layer, with or without its forward, in any stage.
   Time Least(int layer, bool forward) const {
     const Time all = work_.between(layer, layer + 1);
     return forward ? all : all + layers_.forward_before(layer) - layers_.forward_before(layer + 1);

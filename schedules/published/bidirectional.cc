@@ -1,5 +1,5 @@
-// The eight phases, per rank, with a = ahead and h = behind. 0 and 1 are the streams; "0|1" is the
-// overlapped pair of a forward of stream 0 and a full backward of stream 1:
+// The eight phases, per rank, with a = ahead and h = from the end. 0 and 1 are the streams; "0|1"
+// is the overlapped pair of a forward of stream 0 and a full backward of stream 1:
 //
 //   1  2a     x  F0
 //   2  (h+1)  x  F0 F1
@@ -57,14 +57,14 @@ BidirectionalRank RankOfV(int ranks, int microbatches, int rank) {
   return {.stage = {rank, 2 * ranks - 1 - rank},
           .first = {0, 0},
           .ahead = ranks - 1 - rank,
-          .behind = rank,
+          .from_end = rank,
           .pairs = microbatches - 2 * ranks + rank + 1,
           .middle = rank == ranks - 1};
 }
 
 Program BidirectionalProgram(const BidirectionalRank& rank) {
   Emitter emit{.rank = rank, .program = {}, .pending_w = {}};
-  const int a = rank.ahead, h = rank.behind;
+  const int a = rank.ahead, h = rank.from_end;
   for (int i = 0; i < 2 * a; ++i) emit.F(0);
   for (int i = 0; i < h + 1; ++i) {
     emit.F(0);
@@ -105,7 +105,7 @@ Program BidirectionalProgram(const BidirectionalRank& rank) {
   return std::move(emit.program);
 }
 
-std::vector<Time> BidirectionalBubble(const StageCost& c, int k, const std::vector<int>& behind) {
+std::vector<Time> BidirectionalBubble(const StageCost& c, int k, const std::vector<int>& from_end) {
   // Derived with bw = b + w and an fb between its longer part and the sum of both.
   const Time full_b = c.b + c.w;
   if (c.bw != full_b || c.fb < std::max(c.f, full_b) || c.fb > c.f + full_b) return {};
@@ -114,7 +114,7 @@ std::vector<Time> BidirectionalBubble(const StageCost& c, int k, const std::vect
   const Time middle = k * (c.fb - c.w - std::min(c.w, c.b)) + fill;
   std::vector<Time> bubbles;
   // Ranks further out own fewer overlapped pairs for the same makespan, hence idle less.
-  for (const int h : behind) bubbles.push_back(middle - saving * std::max(0, k - 1 - h));
+  for (const int h : from_end) bubbles.push_back(middle - saving * std::max(0, k - 1 - h));
   return bubbles;
 }
 

@@ -16,7 +16,7 @@ struct BidirectionalRank {
   int stage[2];  ///< the stage this rank owns in each stream
   int first[2];  ///< first micro-batch of each stream
   int ahead;     ///< distance from the middle: P/2-1-h (DualPipe), P-1-r (DualPipeV)
-  int behind;    ///< distance from the end: h, r
+  int from_end;  ///< distance from the end: h, r
   int pairs;     ///< iterations of the steady phase
   bool middle;   ///< the first pair of the steady phase is not overlapped here
 };
@@ -28,7 +28,8 @@ BidirectionalRank RankOfV(int ranks, int microbatches, int rank);
 Program BidirectionalProgram(const BidirectionalRank& rank);
 
 /// Exact bubble of each rank for DualPipe (k = P/2-1) and DualPipeV (k = P-1) without
-/// communication; `behind[r]` as above. Empty where it is not known.
-std::vector<Time> BidirectionalBubble(const StageCost& cost, int k, const std::vector<int>& behind);
+/// communication; `from_end[r]` as above. Empty where it is not known.
+std::vector<Time> BidirectionalBubble(const StageCost& cost, int k,
+                                      const std::vector<int>& from_end);
 
 }  // namespace contraflow

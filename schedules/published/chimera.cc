@@ -5,7 +5,7 @@
 // Picture F and BW as slots of equal length. In the downward pipeline micro-batch j runs F in slot
 // r + 2j and BW in slot 2P-1-r + 2j of rank r, in the upward one with P-1-r in place of r. For P
 // even and j < P/2 no two of these slots of a rank are the same: so P micro-batches, half of them
-// from each end, fit into 2P slots of a rank and leave P-2 free. Such units follow each other every
+// from each end, fit into 2P slots of a rank and leave P-2 free. The units follow each other every
 // 2P slots (the paper's direct concatenation) and fill each other's free slots, but for P-2.
 //
 //   rank 0   F0    F1 F2 BW2 F3 BW3 BW0    BW1        P = 4, M = 4: micro-batches 0 1 down, 2 3 up

@@ -36,7 +36,7 @@ std::string RejectDualPipe(const Spec& spec) {
 }
 
 /// Distance of a rank from its end of the pipeline.
-int Behind(int ranks, int rank) { return std::min(rank, ranks - 1 - rank); }
+int FromEnd(int ranks, int rank) { return std::min(rank, ranks - 1 - rank); }
 
 Plan GenerateDualPipe(const Spec& spec) {
   Plan plan = BidirectionalPlan(spec);
@@ -44,12 +44,12 @@ Plan GenerateDualPipe(const Spec& spec) {
   for (int rank = 0; rank < ranks; ++rank) {
     const bool mirrored = rank >= ranks / 2;
     const int down = rank, up = ranks - 1 - rank;
-    const int h = Behind(ranks, rank);
+    const int h = FromEnd(ranks, rank);
     plan.program(rank) = BidirectionalProgram({
         .stage = {mirrored ? up : down, mirrored ? down : up},
         .first = {mirrored ? half : 0, mirrored ? 0 : half},
         .ahead = ranks / 2 - 1 - h,
-        .behind = h,
+        .from_end = h,
         .pairs = half - ranks + h + 1,
         .middle = h == ranks / 2 - 1,
     });
@@ -64,9 +64,9 @@ Time DualPipeFormula(const Spec& spec) {
 
 std::vector<Time> DualPipeBubbles(const Spec& spec) {
   if (!HasClosedForm(spec)) return {};
-  std::vector<int> behind;
-  for (int rank = 0; rank < spec.ranks; ++rank) behind.push_back(Behind(spec.ranks, rank));
-  return BidirectionalBubble(spec.costs.stage(0), spec.ranks / 2 - 1, behind);
+  std::vector<int> from_end;
+  for (int rank = 0; rank < spec.ranks; ++rank) from_end.push_back(FromEnd(spec.ranks, rank));
+  return BidirectionalBubble(spec.costs.stage(0), spec.ranks / 2 - 1, from_end);
 }
 
 constexpr Formula kDualPipeFormula = {"(PP/2-1)(F&B+B-3W)", DualPipeFormula, DualPipeBubbles};

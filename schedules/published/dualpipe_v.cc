@@ -35,9 +35,9 @@ Time DualPipeVFormula(const Spec& spec) {
 
 std::vector<Time> DualPipeVBubbles(const Spec& spec) {
   if (!HasClosedForm(spec)) return {};
-  std::vector<int> behind;
-  for (int rank = 0; rank < spec.ranks; ++rank) behind.push_back(rank);
-  return BidirectionalBubble(spec.costs.stage(0), spec.ranks - 1, behind);
+  std::vector<int> from_end;
+  for (int rank = 0; rank < spec.ranks; ++rank) from_end.push_back(rank);
+  return BidirectionalBubble(spec.costs.stage(0), spec.ranks - 1, from_end);
 }
 
 constexpr Formula kDualPipeVFormula = {"(PP-1)(F&B+B-3W)", DualPipeVFormula, DualPipeVBubbles};

@@ -1,22 +1,22 @@
-// Interleaved 1F1B (Narayanan et al., arXiv 2104.04473, section 2.2): every rank holds V stages,
-// P apart, and micro-batches go round the ranks V times. A rank takes them in rounds of P: one
-// round through its first stage, the same round through its second, and so on.
+// Interleaved 1F1B (Narayanan et al., arXiv 2104.04473, section 2.2): every rank holds V stages, P
+// apart, and micro-batches go round the ranks V times. A rank takes them in rounds of P: one round
+// through its first stage, the same round through its second, and so on.
 //
 //   rank 0   F s0 m0, s0 m1, s2 m0, s2 m1, s0 m2 ...       P = 2, V = 2: stages 0 and 2
 //   rank 1   F s1 m0, s1 m1, s3 m0, BW s3 m0 ...           stages 1 and 3
 //
 // The fill is that of 1F1B over P of the V*P stages, with V times the messages and more
-// activations. Where M is no multiple of P the rounds are those of PyTorch's
-// ScheduleInterleaved1F1B: M/P of them, rounded down, of equal length.
+// activations. If M is no multiple of P the rounds are those of PyTorch's ScheduleInterleaved1F1B:
+// M/P of them, rounded down, of equal length.
 //
 // In rounds of P the first rank has done a lap just when its first micro-batch is back from the
 // last rank, so it waits for that message, lap after lap; fewer and longer rounds have work for
 // that time.
 //
 // Combined 1F1B is the same with each backward and the forward before it as one overlapped pair
-// (Megatron-LM: --overlap-moe-expert-parallel-comm; Kimi K2, arXiv 2507.20534). A
-// pair cannot hold a forward and its own backward, as they follow each other on the last rank, so
-// every rank runs one more forward before its first backward.
+// (Megatron-LM: --overlap-moe-expert-parallel-comm; Kimi K2, arXiv 2507.20534). A pair cannot hold
+// a forward and its own backward, as they follow each other on the last rank, so every rank runs
+// one more forward before its first backward.
 
 #include <algorithm>
 
@@ -34,7 +34,7 @@ int Rounds(const Spec& spec) { return std::max(1, spec.microbatches / spec.ranks
 int RoundLength(const Spec& spec) { return spec.microbatches / Rounds(spec); }
 
 /// Forwards of a rank before its first backward: a round through all stages but the last, and two
-/// for each rank behind, one on the way there and one on the way back.
+/// for each rank after, one on the way there and one on the way back.
 int64_t Warmup(const Spec& spec, int rank, int round) {
   const int64_t all = int64_t{spec.microbatches} * ChunksOf(spec);
   const int64_t ahead = int64_t{ChunksOf(spec) - 1} * round + 2 * (spec.ranks - 1 - rank);

@@ -127,8 +127,8 @@ int64_t SerialPeak(const Plan& frame, const CostModel& costs, bool recomputed) {
 int64_t SerialPeak(const Plan& frame, const std::vector<CellBytes>& cells) {
   int64_t peak = 0;
   for (const Route& route : frame.routes) {
-    // Between the last F and the first B the whole of one chunk beside what is kept of the others;
-    // of the last on a rank, whose backward comes first, all of it.
+    // Between the last F and the first B the whole of one chunk and the kept part of the others; of
+    // the last on a rank, whose backward comes first, all of it.
     std::vector<int64_t> held(static_cast<size_t>(frame.ranks), 0);
     for (size_t s = 0; s < route.ranks.size(); ++s) {
       const CellBytes& bytes = cells[s];

@@ -32,7 +32,7 @@ std::vector<int> VPlacement(int ranks);
 /// too, so no rank waits long for its first backward.
 std::vector<int> WavePlacement(int ranks, int chunks);
 
-/// "" or why `spec.chunks` does not fit a schedule that has exactly `chunks` stages a rank.
+/// Returns why `spec.chunks` does not fit a schedule with exactly `chunks` stages a rank, or "".
 std::string RejectChunks(const Spec& spec, int chunks);
 
 /// The letters of the published formulas for equal stages, in ticks; B is the full backward (bw).
@@ -62,7 +62,8 @@ Plan SerialOrder(const Plan& frame);
 /// with every chunk recomputed or none. The least that any order of these routes can do with.
 /// Throws Error if chunks are recomputed and the costs do not say what they hold meanwhile.
 int64_t SerialPeak(const Plan& frame, const CostModel& costs, bool recomputed);
-/// The same where each stage has such cells; the input of one that is not recomputed is all of it.
+/// Like the overload above, where each stage has such cells; the input of one that is not
+/// recomputed is all of it.
 int64_t SerialPeak(const Plan& frame, const std::vector<CellBytes>& cells);
 
 /// True if two routes have a stage on the same rank: then the rank adds to the same weight gradient

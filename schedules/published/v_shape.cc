@@ -1,6 +1,6 @@
 // A block is a table of slots for each rank, one instruction a slot. It is made denser twice: first
 // with the weight gradients in place, then with F and B alone, where a weight gradient is thought
-// to run in the first free slot behind its B. Between the two and after them everything starts as
+// to run in the first free slot after its B. Between the two and after them everything starts as
 // soon as it can, in the order that was found. The authors leave the steady phase alone; where a
 // block is denser if that moves, too, as in AMD's Primus, it does.
 
@@ -48,7 +48,7 @@ class Line {
     at_[static_cast<size_t>(kind)].push_back(slot);
   }
 
-  /// Weight gradients into free slots behind their backwards, those of pass 2 first if `split`.
+  /// Weight gradients into free slots after their backwards, those of pass 2 first if `split`.
   void AddWeights(bool split) {
     at_.resize(split ? kLastWeight + 1 : kWeight + 1);
     int waiting[2] = {0, 0};

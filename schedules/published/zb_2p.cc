@@ -47,7 +47,7 @@ class Zb2pHeuristic {
       const Plan frame = SingleRoutePlan(spec, LinearPlacement(ranks_));
       const std::vector<int64_t> room = RoomForActivations(frame, spec.costs, devices);
       for (size_t r = 0; r < room.size(); ++r) {
-        // A plan that does not fit at all is made, to say by how much.
+        // Makes a plan that does not fit at all, so that the error can state the excess.
         const int64_t one = MemoryLimit(spec.costs, {}, {static_cast<int>(r)}).activation();
         limits_[r] = std::max(one, std::min(limits_[r], room[r]));
       }

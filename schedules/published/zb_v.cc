@@ -93,7 +93,7 @@ class ZbVHeuristic {
     }
     ZbVResult result = {.programs = {}, .bubbles = {}, .largest_bubble = largest_bubble_};
     for (State& state : state_) {
-      // With uneven costs it may wait for something that it never puts.
+      // With uneven costs the heuristic may get stuck.
       if (state.count(3) < all_) return {.programs = {}, .bubbles = {}, .largest_bubble = 0};
       while (!state.pending.empty()) PutWeight(&state);
       result.programs.push_back(std::move(state.program));
@@ -196,9 +196,9 @@ class ZbVHeuristic {
       while (in_vain < 2 && (here.count(0) + here.count(1) < before.count(0) + before.count(1) ||
                              (here.count(1) <= before.count(1) && before.count(1) < all_))) {
         ++in_vain;
-        for (int behind = ranks_ - 1; behind >= rank; --behind) {
-          if (!Ready(behind, pass)) continue;
-          Put(behind, pass);
+        for (int after = ranks_ - 1; after >= rank; --after) {
+          if (!Ready(after, pass)) continue;
+          Put(after, pass);
           in_vain = 0;
         }
         pass = 1 - pass;

@@ -9,8 +9,8 @@
 namespace contraflow {
 
 /// Smallest limit `auto` can meet for the spec, whose own limit does not matter, with as much as
-/// `recompute` lets run again: the peak of one micro-batch in its cheapest placement. Nothing where
-/// the spec has no placement, or its costs do not say what a recomputed chunk holds. In the unit of
+/// `recompute` lets run again: the peak of one micro-batch in its cheapest placement. None if the
+/// spec has no placement, or its costs do not say what a recomputed chunk holds. In the unit of
 /// Spec::memory_limit.
 std::optional<int64_t> LeastLimit(const Spec& spec, const Recompute& recompute);
 

@@ -133,7 +133,7 @@ class RecomputeAnnealing {
     if (item.op != Op::B) return false;
     for (auto w = place + 1; w != list->end(); ++w) {
       if (w->op != Op::W || w->back != item.back) continue;
-      // No weight gradient of the stage that waits may come behind it.
+      // No weight gradient of the stage that waits may come after it.
       const bool waits = std::any_of(place, w, [&](const Item& other) {
         return other.op == Op::W && problem_.Stage(other.back) == problem_.Stage(item.back) &&
                problem_.Rank(other.back) == problem_.Rank(item.back);

@@ -1,5 +1,5 @@
 // Activations that a forward keeps can wait for its backward in the memory of the host
-// (PipeOffload, arXiv 2503.01328). The link copies beside the compute lane, so this costs no time
+// (PipeOffload, arXiv 2503.01328). The link copies during the compute lane, so this costs no time
 // as long as it keeps up. Ranks share neither memory nor link: each is looked at alone, in the
 // times of the order as it is. OFFLOAD begins when F has ended. All that takes memory after it
 // waits for it, so it stands after all that begins before it has ended. RELOADs are laid from the
@@ -220,9 +220,9 @@ class RankOffload {
   std::vector<Copy> copies_;            // as they stand in the program
 };
 
-// Walks the program with what the rank holds. Where something takes memory that is not there, the
-// best victim is offloaded before it. A RELOAD is put in as soon as waiting for one more
-// instruction would make it late, if there is room for it, and at the latest before its backward.
+// Walks the program with what the rank holds. If something takes memory that is not there, the best
+// victim is offloaded before it. A RELOAD is put in as soon as waiting for one more instruction
+// would make it late, if there is room for it, and at the latest before its backward.
 void RankOffload::Squeeze(int64_t limit) {
   copies_.clear();
   std::vector<size_t> of_f(program_.size(), kNone), held, gone;  // gone: in the order of backwards

@@ -12,15 +12,15 @@ namespace contraflow {
 
 /// The compute order with OFFLOAD and RELOAD of the cells of these stages (ascending) for which the
 /// links to the host have the time: those whose copies can go and come back while the cell waits
-/// for its backward. OFFLOAD stands behind F, and RELOAD as late as its backward allows, so that
+/// for its backward. OFFLOAD stands after F, and RELOAD as late as its backward allows, so that
 /// the order takes no longer than before. None may be offloaded yet; cells that are recomputed
 /// stay.
 Plan OffloadStages(Plan order, const CostModel& costs, const std::vector<int>& stages);
 
-/// The same for as few cells as it takes to make each rank hold no more than its limit (of all
-/// ranks, in what MemoryLimit counts). Where a rank would hold too much, that which waits longest
-/// for its backward goes, if it can be gone by then. Ranks that nothing makes fit are left as they
-/// come closest.
+/// Like OffloadStages, for as few cells as it takes to make each rank hold no more than its limit
+/// (of all ranks, in what MemoryLimit counts). If a rank would hold too much, that which waits
+/// longest for its backward goes, if it can be gone by then. Ranks that nothing makes fit are left
+/// as they come closest.
 Plan OffloadToFit(const Plan& order, const CostModel& costs, const std::vector<int64_t>& limits);
 
 /// An offloaded plan whose order, copies and, with `recompute`, R of single cells are searched
@@ -30,7 +30,7 @@ Plan ImproveOffloaded(const Plan& offloaded, const CostModel& costs,
                       const std::vector<int64_t>& limits, Time bound, bool recompute, uint64_t seed,
                       SearchWork* work);
 
-/// Stages that a spec names, of so many. Throws Error if some do not exist.
+/// Stages that a spec names, of this many. Throws Error if some do not exist.
 std::vector<int> StagesToOffload(int count, const Spec& spec);
 
 /// Makes the plan of a spec without offloading; throws Error if there is none.

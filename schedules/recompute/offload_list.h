@@ -16,8 +16,8 @@ struct OffloadRule {
   int kept = 0;       ///< of these stay on the device, those whose B comes first
   int waiting = 1;    ///< stashes from which on W goes before B
   int waiting_f = 1;  ///< and before F
-  int lead = 4;       ///< RELOAD may begin so many quarters of a copy before its gradient is there
-  int patience = 0;   ///< F and W wait for a B that can begin before so many quarters of theirs
+  int lead = 4;      ///< RELOAD may begin this many quarters of a copy before its gradient is there
+  int patience = 0;  ///< F and W wait for a B that can begin before this many quarters of theirs
   bool reserves = true;  ///< F leaves the room for a RELOAD that is due before it has ended
   bool sure = true;      ///< RELOAD waits until it is known when its gradient comes
 };

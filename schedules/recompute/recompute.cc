@@ -45,7 +45,7 @@ class Hoister {
   }
 
   Program Run() {
-    std::vector<std::vector<size_t>> moved(program_.size());  // what comes before each instruction
+    std::vector<std::vector<size_t>> moved(program_.size());  // the instruction before each
     std::vector<bool> gone(program_.size(), false);
     for (size_t at = 0; at < program_.size(); ++at) {
       if (program_[at].op != Op::R || !HoldsUp(at)) continue;
@@ -99,7 +99,7 @@ class Hoister {
   std::vector<int64_t> held_;  // during each
 };
 
-/// The order with every W right behind its B, as one.
+/// The order with every W right after its B, as one.
 Plan Whole(Plan order) {
   for (Program& program : order.programs) {
     std::erase_if(program, [](const Instruction& i) { return i.op == Op::W; });
@@ -130,8 +130,9 @@ struct Orders {
 };
 
 /// The spec of an order whose backwards have R in them. With all stages recomputed a chunk under
-/// way holds its input or, behind B, its stash, and beside these there are at most as many whole
-/// activations as chunks run at one time. With `whole` W is in the backward too (Whole): no stash.
+/// way holds its input or, after B, its stash, and in addition to these there are at most as many
+/// whole activations as chunks run at one time. With `whole` W is in the backward too (Whole): no
+/// stash.
 Spec Fused(const Spec& spec, int stages, bool whole) {
   Spec fused = spec;
   fused.recompute = {};
@@ -162,7 +163,7 @@ Spec Fused(const Spec& spec, int stages, bool whole) {
   const auto held = [&](const CellBytes& bytes) {
     return std::max({bytes.input, whole ? 0 : bytes.stash, int64_t{1}});
   };
-  int64_t beside = 0;
+  int64_t extra = 0;
   memory.activation_bytes = std::numeric_limits<int64_t>::max();
   const bool alike = memory.activation_of.empty();
   next = chosen.begin();
@@ -171,7 +172,7 @@ Spec Fused(const Spec& spec, int stages, bool whole) {
     const CellBytes bytes =
         BytesOfCell(spec.costs, s, again, again ? next->extent : RecomputeExtent());
     if (again) ++next;
-    beside = std::max(beside, bytes.activation - held(bytes));
+    extra = std::max(extra, bytes.activation - held(bytes));
     memory.activation_bytes = std::min(memory.activation_bytes, held(bytes));
     if (!alike) memory.activation_of[static_cast<size_t>(s)] = held(bytes);
   }
@@ -180,7 +181,7 @@ Spec Fused(const Spec& spec, int stages, bool whole) {
     memory.stash_of = memory.activation_of;
   }
   memory.input_bytes = -1;
-  fused.memory_limit = std::max<int64_t>(1, *spec.memory_limit - (pairs ? 2 : 1) * beside);
+  fused.memory_limit = std::max<int64_t>(1, *spec.memory_limit - (pairs ? 2 : 1) * extra);
   return fused;
 }
 
@@ -203,7 +204,7 @@ struct Best {
   bool BetterThan(const std::pair<int64_t, Time>& other) const { return plan && worth <= other; }
 };
 
-/// Orders that one takes as long as to evaluate to which R is put in and moved.
+/// Work of an order with R, in evaluations of a plain order.
 constexpr int64_t kOrdersOfVariant = 16;
 
 /// Plans of an order with different stages recomputed, each made once.
@@ -270,7 +271,7 @@ class Variants {
     return Best{std::move(plan), {held, run.makespan}, run.makespan};
   }
 
-  /// Time for which the busiest rank computes.
+  /// Compute time of the busiest rank.
   Time BusyTime(const Plan& plan) const {
     Time busiest = 0;
     for (const Program& program : plan.programs) {
@@ -391,7 +392,8 @@ Plan GenerateOrder(const Schedule& schedule, const Spec& spec) {
 }
 
 Plan GenerateRecomputed(const Spec& spec, int stages, Room room, bool searched,
-                        const OrderMaker& make, SearchWork* work, RecomputedBeside* beside) {
+                        const OrderMaker& make, SearchWork* work,
+                        RecomputeAlternatives* alternatives) {
   using Choice = Recompute::Choice;
   const Recompute& recompute = spec.recompute;
   CF_ASSERT(recompute.choice != Choice::kNone);
@@ -404,7 +406,7 @@ Plan GenerateRecomputed(const Spec& spec, int stages, Room room, bool searched,
   // A generator that heeds costs and memory does without recompute what it need not do with it.
   plain.memory_limit.reset();
   if (spec.memory_limit) orders.Try(make, plain);
-  if (beside == nullptr && orders.plans.size() == 1 && recompute.choice == Choice::kAuto &&
+  if (alternatives == nullptr && orders.plans.size() == 1 && recompute.choice == Choice::kAuto &&
       limit.Fits(Simulate(orders.plans[0], spec.costs))) {
     return std::move(orders.plans[0]);
   }
@@ -419,7 +421,7 @@ Plan GenerateRecomputed(const Spec& spec, int stages, Room room, bool searched,
   Variants variants(spec, room, work);
   const bool freely = recompute.choice == Choice::kAuto && spec.memory_limit.has_value();
   const bool layers = recompute.choice == Choice::kAuto && KnowsLayers(costs);
-  Best* const of_layers = beside != nullptr && layers ? &best_layers : &best;
+  Best* const of_layers = alternatives != nullptr && layers ? &best_layers : &best;
   for (const Plan& order : orders.plans) {
     variants.Of(order);
     // The one with fewer layers wins of two that are as long.
@@ -436,7 +438,7 @@ Plan GenerateRecomputed(const Spec& spec, int stages, Room room, bool searched,
       }
       // An order for backwards with R may be better off with all of them.
       as.recompute.choice = Choice::kFull;
-      Best* const of_full = beside != nullptr && part == recompute.part ? &best_full : &best;
+      Best* const of_full = alternatives != nullptr && part == recompute.part ? &best_full : &best;
       variants.Offer(as, Grain::kStages, {&best, of_layers, of_full});
     }
   }
@@ -444,7 +446,8 @@ Plan GenerateRecomputed(const Spec& spec, int stages, Room room, bool searched,
   for (Best* of : {&best, &best_full, &best_layers}) {
     if (of->plan && of->plan->costs) of->plan->costs = costs;
   }
-  if (beside != nullptr) *beside = {std::move(best_full.plan), std::move(best_layers.plan)};
+  if (alternatives != nullptr)
+    *alternatives = {std::move(best_full.plan), std::move(best_layers.plan)};
   return std::move(*best.plan);
 }
 

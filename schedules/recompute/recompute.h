@@ -22,7 +22,7 @@ struct RecomputedStage {
 /// The plan of a compute order with an R directly before the B, BW or FB of every chunk of these
 /// stages (ascending). None of them may have one yet.
 Plan RecomputeStages(Plan plan, const std::vector<RecomputedStage>& stages);
-/// The same of as much of each.
+/// Like RecomputeStages, of as much of each.
 Plan InsertRecompute(Plan plan, const std::vector<int>& stages, const RecomputeExtent& extent = {});
 
 /// How a free choice may take stages: all of their layers or none, or as few of the first ones as
@@ -31,8 +31,8 @@ enum class Grain : uint8_t { kStages, kLayers };
 
 /// The stages of which to recompute this part makes every rank of a compute order hold at most
 /// `limit` bytes, as Spec::memory_limit counts them, for the least time of R that some choice on
-/// one rank after the other takes (where a rank has many choices, nearly the least). Those that do
-/// most where all are too few.
+/// one rank after the other takes (where a rank has many choices, nearly the least). If all stages
+/// are too few, those that save most.
 std::vector<RecomputedStage> StagesToFit(const Plan& plan, const CostModel& costs, int64_t limit,
                                          RecomputePart part = RecomputePart::kFull,
                                          Grain grain = Grain::kStages);
@@ -42,7 +42,7 @@ std::vector<RecomputedStage> StagesToFit(const Plan& plan, const CostModel& cost
 std::vector<RecomputedStage> StagesToRecompute(const Plan& order, const Spec& spec,
                                                Grain grain = Grain::kLayers);
 
-/// Stages that the spec names of so many; where the choice is free, all of them.
+/// Stages that the spec names; where the choice is free, all of them.
 std::vector<RecomputedStage> MostRecomputed(int stages, const Spec& spec);
 
 /// The same part of the model in other stages: they are cut evenly, or merged if one of them is
@@ -70,20 +70,20 @@ Plan GenerateOrder(const Schedule& schedule, const Spec& spec);
 /// Makes a compute order for a spec without recompute; throws Error if there is none.
 using OrderMaker = std::function<Plan(const Spec&)>;
 
-/// Plans beside it that are made of the same orders where recompute is free to choose.
-struct RecomputedBeside {
-  std::optional<Plan> full;    ///< what it would be if all were asked for
+/// Side results of automatic recompute: other plans of the same orders.
+struct RecomputeAlternatives {
+  std::optional<Plan> full;    ///< its value if all were asked for
   std::optional<Plan> layers;  ///< the shortest with as few layers as it takes; none if not known
 };
 
-/// The plan with the recompute of the spec: of the orders of so many stages that `make` gives for
+/// The plan with the recompute of the spec: of the orders of this many stages that `make` gives for
 /// the limit, for none and for costs that have R in the backward (`searched`: also with W in it),
 /// the one with the shortest step that fits, or, where none does, the one that holds least. With
-/// `beside`, single layers are for that alone. Spends `work`, if there is some. Throws Error if the
-/// stages do not exist, or if there is a memory limit and the costs give no bytes.
+/// `alternatives`, single layers are for that alone. Spends `work`, if there is some. Throws Error
+/// if the stages do not exist, or if there is a memory limit and the costs give no bytes.
 Plan GenerateRecomputed(const Spec& spec, int stages, Room room, bool searched,
                         const OrderMaker& make, SearchWork* work = nullptr,
-                        RecomputedBeside* beside = nullptr);
+                        RecomputeAlternatives* alternatives = nullptr);
 
 /// True where the costs say that a stage has several layers.
 bool KnowsLayers(const CostModel& costs);

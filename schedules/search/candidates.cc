@@ -231,8 +231,8 @@ int MostChunks(const Spec& spec) {
 
 namespace {
 
-/// Part `part` of `parts`: the first ones take what does not divide. Of two amounts the larger has
-/// nowhere the smaller part.
+/// Part `part` of `parts`: the first ones take what does not divide. The larger of two amounts has
+/// no smaller part anywhere.
 int64_t Share(int64_t whole, int part, int parts) {
   return whole / parts + (part < whole % parts ? 1 : 0);
 }

@@ -32,7 +32,7 @@ struct Candidate {
 /// Stages of a candidate for the placement, which is no choice.
 int StagesOf(const Spec& spec, Placement placement);
 
-/// Why so many stages a rank are no wave, or "".
+/// Why this many stages a rank are no wave, or "".
 std::string RejectWave(int chunks);
 
 /// Why there is no candidate for this spec and its placement, or "".
@@ -54,7 +54,7 @@ std::vector<int64_t> LimitsOfRanks(const Plan& frame, const Spec& spec);
 /// Lowers the memory limit of the spec to the least of these.
 void LimitByDevice(const Plan& frame, Spec* spec);
 
-/// Longest text about where an order comes from; what is longer is cut off.
+/// Maximum length of the text on the origin of an order; longer ones are cut.
 inline constexpr size_t kMaxFrom = 160;
 
 /// Origin of a plan of the candidate; budget, seed and noise are filled in with the result.
@@ -72,10 +72,10 @@ int MostChunks(const Spec& spec);
 /// the numbers must divide the other, and the layers of a stage must divide into as many parts.
 std::string RejectRepartition(const CostModel& costs, int from, int to);
 
-/// The same model in another number of stages. Where there are more, each stage is cut into parts
-/// that are as equal as whole ticks, bytes and layers allow: durations, gradients and parameters
-/// add up to what they were, activations are rounded up. Where there are fewer, neighbours are
-/// merged. The time of a hop stays, and so does the input of a stage.
+/// The same model in another number of stages. If there are more, each stage is cut into parts that
+/// are as equal as whole ticks, bytes and layers allow: durations, gradients and parameters add up
+/// to what they were, activations are rounded up. If there are fewer, neighbours are merged. The
+/// time of a hop stays, and so does the input of a stage.
 CostModel Repartition(const CostModel& costs, int from, int to);
 
 }  // namespace contraflow

@@ -19,8 +19,8 @@ class Evaluator {
   /// The problem must outlive it.
   explicit Evaluator(const SearchProblem& problem);
 
-  /// Valid until the next run. Where `runs` is false, no other figure means anything. With a draw
-  /// (noise.h) everything takes as long as that says.
+  /// Valid until the next run. If `runs` is false, no other figure means anything. A draw (noise.h)
+  /// replaces the durations.
   const Evaluation& Run(const Order& order, const NoiseDraw* draw = nullptr);
 
  private:

@@ -84,7 +84,7 @@ class Builder {
     }
   }
 
-  /// Chunks of a micro-batch are one behind the other, its stages ascend.
+  /// Chunks of a micro-batch are one after another, its stages ascend.
   void AddTails(bool pairs) {
     for (ExactChunk& chunk : problem_.chunks) {
       chunk.backward_tail = pairs ? 0 : chunk.rest;

@@ -23,7 +23,7 @@ struct ExactChunk {
   Time hop_before = 0, hop_after = 0;
   Time f = 0, b = 0, w = 0, bw = 0;
   Time r = 0;     ///< where it is recomputed
-  Time rest = 0;  ///< what the cheaper of BW and B, W adds to B
+  Time rest = 0;  ///< time that the cheaper of BW and B, W adds to B
   bool recomputed = false;
   CellBytes memory = {};
   /// The least time from the end of one to the end of the step.
@@ -42,8 +42,8 @@ struct ExactJob {
 struct ExactProblem {
   static constexpr size_t kMostChunks = 42, kMostRanks = 16, kMostEdges = 64;
 
-  /// `recomputed`: stages whose chunks are, by number. Nothing where there are too many chunks,
-  /// ranks or edges. The costs must fit the frame (CheckCosts).
+  /// `recomputed`: stages whose chunks are, by number. None if there are too many chunks, ranks or
+  /// edges. The costs must fit the frame (CheckCosts).
   static std::optional<ExactProblem> Of(const Plan& frame, const CostModel& costs,
                                         std::optional<int64_t> limit,
                                         const std::vector<int>& recomputed);

@@ -167,7 +167,7 @@ class Tree {
     return choice.op != Op::BW && problem_.limit == INT64_MAX;
   }
 
-  /// Counts so many instructions.
+  /// Counts this many instructions.
   bool Over(int64_t instructions) {
     left_ -= instructions;
     unspent_ += instructions;
@@ -192,7 +192,7 @@ class Tree {
     std::ranges::stable_sort(choices, [&](const ExactChoice& a, const ExactChoice& b) {
       return std::pair(a.start, turn(a.op)) < std::pair(b.start, turn(b.op));
     });
-    Time gap = INT64_MAX;  // what ends later than this begins leaves a gap for something harmless
+    Time gap = INT64_MAX;  // an action that ends after this begins leaves a gap for a harmless one
     for (const ExactChoice& choice : choices) {
       if (choice.duration > 0 && Harmless(choice)) {
         gap = std::min(gap, choice.start + choice.duration);

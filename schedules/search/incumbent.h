@@ -28,12 +28,12 @@ class Incumbent {
  public:
   explicit Incumbent(Spec spec) : spec_(std::move(spec)) {}
 
-  /// True if the plan, with its costs where these are not the spec's, is the best now.
+  /// Takes the plan if it is better. True if it is the incumbent now.
   bool Offer(Plan plan);
   /// Calls what makes or offers plans. False if it throws an Error, which is kept as the reason why
   /// there is no plan.
   bool Attempt(const std::function<void()>& step);
-  /// Attempts to offer a plan that is made now.
+  /// Makes a plan and offers it. False if that fails.
   bool Try(const std::function<Plan()>& make);
   /// Raises the bound of the best plan if it is one of this placement and as long.
   void Raise(const std::string& placement, Time bound);

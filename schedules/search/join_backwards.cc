@@ -36,7 +36,7 @@ class Joiner {
  private:
   bool Done() const { return best_->makespan <= bound_ || left_ <= 0 || work_->spent(); }
 
-  /// True for a B that takes less with its W and is not behind a chunk whose W is still to come:
+  /// True for a B that takes less with its W and is not after a chunk whose W is still to come:
   /// these have to stay in order.
   bool Joins(const Action& action, const StageCounts& counts) const {
     const StageCost& cost = problem_.stage(action.stage).cost;

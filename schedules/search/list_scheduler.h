@@ -13,8 +13,8 @@
 
 namespace contraflow {
 
-/// When each rank is to be looked at next, and which is first: a tournament tree. Of ranks at the
-/// same time the lowest is first.
+/// When each rank is to be looked at next, and which is first: a tournament tree. Among ranks at
+/// the same time, the lowest is first.
 class RankQueue {
  public:
   static constexpr Time kNever = std::numeric_limits<Time>::max();
@@ -71,8 +71,8 @@ class ListScheduler {
   /// The makespan if it is below `below`; gives up as soon as it cannot be.
   std::optional<Time> Run(const Rules& rules, Time below);
   /// Forwards and backwards in the order of `guide` (which has nothing else) on every rank; only
-  /// weight gradients where the rules want them. Nothing also where memory forbids that order, or
-  /// its ranks would wait for each other for ever.
+  /// weight gradients where the rules want them. None if memory forbids that order, or its ranks
+  /// would deadlock.
   std::optional<Time> RunInOrder(const Order& guide, const Rules& rules, Time below);
   /// Order of the last run, which has returned something.
   Order TakeOrder() const;

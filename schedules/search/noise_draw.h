@@ -24,7 +24,7 @@ class NoiseDraw {
   std::vector<int32_t> factors_;  // in 65536ths, three for each chunk
 };
 
-/// Mean makespan of an order that runs, over so many draws.
+/// Mean makespan of an order that runs, over this many draws.
 Time ExpectedMakespan(const SearchProblem& problem, const Order& order, double sigma, uint64_t seed,
                       int draws);
 

@@ -56,7 +56,7 @@ struct RankRule {
   int fill = 0, wait = 0, wait_forward = 0, wait_backward = 0;  ///< as in Policy
   Turn turn = Turn::kBackward;
   Pick forward = Pick::kDeep, backward = Pick::kShallow;
-  /// With so many weight gradients due one of them goes before anything else.
+  /// With this many weight gradients due one of them goes before anything else.
   int32_t most_due = kMany;
 
   static constexpr int32_t kMany = 1 << 30;

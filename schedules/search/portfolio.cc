@@ -28,7 +28,7 @@ int MostActivations(const Schedule& schedule, const Spec& spec) {
   return most;
 }
 
-/// True where no order that holds at most so many activations has a makespan of `enough`: what a
+/// True where no order that holds at most this many activations has a makespan of `enough`: what a
 /// schedule holds is known before it is made, and to make it may take long.
 bool ProvenLonger(int most, const Candidate& candidate, Time enough) {
   const Spec& spec = candidate.spec;

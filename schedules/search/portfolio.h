@@ -42,11 +42,10 @@ bool LongerThanOrder(const CostModel& costs, const SearchOptions& options);
 Time StepTime(const Plan& plan, const CostModel& costs, std::optional<int64_t> limit,
               const SearchOptions& options, SearchWork* work = nullptr);
 
-/// True if an order is so much longer than another that its components will not make up for it.
+/// True if an order is too long for overlap of components to make up for it.
 inline bool MuchLonger(Time order, Time other) { return order > other + other / 8; }
 
-/// The spec, without and with each of recompute and offload that it leaves open: that may as well
-/// be nothing, which comes first.
+/// All on/off combinations of automatic recompute and offload, off first.
 std::vector<Spec> WithoutAndWith(const Spec& spec);
 
 }  // namespace contraflow

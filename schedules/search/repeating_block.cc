@@ -55,7 +55,7 @@ BlockSearch::BlockSearch(const SearchProblem& problem) : problem_(problem) {
 Time BlockSearch::FirstFit(size_t rank, Time ready, Time length) const {
   const Time period = block_.period;
   Time start = ready;
-  // Every busy stretch pushes the start behind it at most once; twice round is enough.
+  // Every busy stretch pushes the start after it at most once; twice round is enough.
   const std::vector<Busy>& busy = busy_[rank];
   for (size_t moved = 0, round = 0; round < 2 * busy.size() + 2; ++round) {
     moved = 0;

@@ -26,7 +26,7 @@ class RuleChanges {
   std::mt19937_64& random_;
 };
 
-/// A stretch of neighbours of so many: more often than not a single one.
+/// A stretch of neighbours of this many: more often than not a single one.
 std::pair<size_t, size_t> DrawStretch(size_t count, std::mt19937_64* random);
 
 }  // namespace contraflow

@@ -19,10 +19,10 @@ struct SearchResult {
   std::string from;  ///< "1f1b", "policy ...", "local search from ..."
 };
 
-/// Event-driven list scheduling with one policy after the other (policy.h), until `bound`
-/// is reached or all are tried or the work is spent. Nothing where no policy ends within the
-/// limit. With `needed` false, where there is an order already, only within the work; else up to
-/// four times that, until the first order is found.
+/// Event-driven list scheduling with one policy after the other (policy.h), until `bound` is
+/// reached or all are tried or the work is spent. None if no policy ends within the limit. With
+/// `needed` false, where there is an order already, only within the work; else up to four times
+/// that, until the first order is found.
 std::optional<SearchResult> SearchPolicies(const SearchProblem& problem, Time bound,
                                            SearchWork* work, bool needed = true);
 
@@ -47,7 +47,7 @@ std::vector<double> ScaleInOrder(const CostModel& costs, const std::vector<int>&
 bool JoiningPays(const SearchProblem& problem);
 
 /// Makes full backwards (BW) of B and W, and B and W of full backwards, as long as that makes the
-/// order shorter, but for `budget` instructions at most. Nothing where JoiningPays is false.
+/// order shorter, but for `budget` instructions at most. None if JoiningPays is false.
 void JoinBackwards(const SearchProblem& problem, Time bound, int64_t budget, SearchWork* work,
                    SearchResult* best);
 

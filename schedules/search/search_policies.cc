@@ -13,7 +13,7 @@
 namespace contraflow {
 namespace {
 
-/// Above so many instructions a policy is first asked whether it reaches the bound, which most
+/// Above this many instructions a policy is first asked whether it reaches the bound, which most
 /// answer early.
 constexpr int64_t kLarge = 40'000;
 
@@ -99,7 +99,7 @@ class PolicySearch {
   }
 
  private:
-  /// Times the work, and at least so many instructions, that a first order is worth.
+  /// Times the work, and at least this many instructions, that a first order is worth.
   static constexpr int64_t kNeeded = 4, kLeast = 2'000'000;
   static constexpr int kRuleRounds = 600;
   static constexpr int kBlockRounds = 300;

@@ -129,7 +129,7 @@ struct Guide {
 /// Begin and end of a stretch of a list.
 using Stretch = std::pair<size_t, size_t>;
 
-/// All stretches with q forwards and q backwards of each of so many stages.
+/// All stretches with q forwards and q backwards of each of this many stages.
 std::vector<Stretch> StretchesOf(const ActionList& list, size_t stages_here, size_t stages,
                                  int32_t q) {
   std::vector<Stretch> stretches;

@@ -23,12 +23,12 @@ class SearchWork {
   /// and must outlive it.
   SearchWork(SearchWork* whole, int64_t instructions);
 
-  /// Counts so many instructions as evaluated. False once the budget is spent or the search is to
+  /// Counts this many instructions as evaluated. False once the budget is spent or the search is to
   /// stop; then the caller ends with the best so far.
   bool Spend(int64_t instructions);
   bool spent() const { return over_ || (whole_ != nullptr && whole_->spent()); }
-  /// Instructions; 0 when over. Of a part they do not depend on the whole, so that a part that the
-  /// whole ends early has done what it would have done anyway.
+  /// Instructions; 0 when over. The instructions of a part do not depend on the whole: a part that
+  /// is cut short has done the same work up to there.
   int64_t left() const;
   int64_t done() const { return done_; }
 

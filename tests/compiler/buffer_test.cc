@@ -207,7 +207,7 @@ TEST_SUITE("unit") {
     CHECK(before.empty());
     arena.GiveBack(0, 100, {1, -1, -1});
     arena.GiveBack(192, 64, {2, -1, -1});
-    CHECK(arena.Take(64, all, &before) == 192);  // leaves nothing beside it
+    CHECK(arena.Take(64, all, &before) == 192);  // leaves no gap
     CHECK(before == std::vector<LastUses>{{2, -1, -1}});
     CHECK(arena.Take(
               64, [](const LastUses&) { return -1; }, &before) == 256);

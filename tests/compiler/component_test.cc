@@ -78,7 +78,7 @@ TEST_SUITE("property") {
       const Plan plan = ExpandComponents(c.plan, c.costs, Overlap::kPublished, std::nullopt);
       const Simulation chunks = Simulate(c.plan, c.costs);
       const Simulation components = Simulate(plan, c.costs);
-      // REDUCE has a lane of its own here, and need not keep the chunks behind it waiting.
+      // REDUCE has a lane of its own here, and need not keep the chunks after it waiting.
       const bool alone = c.costs.stage(0).reduce + c.costs.stage(0).step > 0;
       CHECK(components.makespan <= chunks.makespan);
       if (!alone) CHECK(components.makespan == chunks.makespan);

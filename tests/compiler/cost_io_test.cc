@@ -22,7 +22,7 @@ std::string Read(const std::string& text) {
   return Failure([&] { ReadCosts(text, "c.json"); });
 }
 
-/// A cost document with `member` beside valid stage costs.
+/// A cost document with valid stage costs and `member`.
 std::string With(const std::string& member) {
   return R"({"unit": "us", "stage": {"f": 1, "b": 1, "w": 1}, )" + member + "}";
 }
@@ -235,7 +235,7 @@ TEST_SUITE("unit") {
          "c.json: /memory/gradient_bytes: must be a number of bytes in 0..1099511627776, is \"1\""},
         {With(R"("memory": {"values": {"input": 1}})"),
          "c.json: /memory: has \"values\" and no \"activation_bytes\", which follows from them "
-         "only beside \"moe\"; give one of the two"},
+         "only with \"moe\"; give one of the two"},
         {With(R"("memory": {"activation_bytes": 1, "values": {"dhidden": 1}})"),
          "c.json: /memory/values: unknown key \"dhidden\" (did you mean \"hidden\"?); known are: "
          "input, output, attention, scores, dispatched, rows, gate, hidden, expert_out, combined, "
@@ -322,14 +322,15 @@ TEST_SUITE("unit") {
     const JsonDocument document = ParseJson(ComponentsWith(R"("source": "me")"), "p.json");
     CHECK(Failure([&] { ReadCosts(document.Root()); }) ==
           "p.json: has \"moe\" and no stage costs; a plan keeps the stage costs it was made with: "
-          "give \"stage\": {\"f\": .., \"b\": .., \"w\": ..} beside it");
+          "give \"stage\": {\"f\": .., \"b\": .., \"w\": ..} as well");
   }
 
   TEST_CASE("memory of a stage follows from the values of its layers") {
     const auto read = [](const std::string& memory) {
       return *ReadCosts(ComponentsWith("\"memory\": " + memory), "c.json").memory;
     };
-    // Two layers. The forward makes and keeps all but expert_out; what of it W needs is the stash.
+    // Two layers. The forward makes and keeps all but expert_out; the part that W needs is the
+    // stash.
     MemoryCost memory = read(
         R"({"values": {"input": 1, "attention": 2, "scores": 4, "rows": 8, "gate": 16, "hidden": 32,
                        "combined": 64, "expert_out": 128, "head": 256, "dgate": 1, "dinput": 512}})");

@@ -17,7 +17,7 @@ namespace {
 /// Checks the time between the starts of a link of the chain and the next.
 bool Follows(const Instruction& before, const Span& from, const Span& to, Time occupancy) {
   if (to.start == from.end) return true;
-  // A message behind another on its edge starts when that one has left, before it arrives.
+  // A message after another on its edge starts when that one has left, before it arrives.
   return WorkOf(before.op) == Work::kSend && to.start == from.start + occupancy;
 }
 

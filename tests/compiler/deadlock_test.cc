@@ -114,8 +114,8 @@ TEST_SUITE("unit") {
           "them\n");
   }
 
-  TEST_CASE("of several circles the smallest is named without the ranks behind it") {
-    // Ranks 1 and 2 exchange head on; rank 0 waits behind rank 1, rank 3 behind rank 2.
+  TEST_CASE("of several circles the smallest is named without the ranks after it") {
+    // Ranks 1 and 2 exchange head on; rank 0 waits for rank 1, rank 3 for rank 2.
     const Plan plan = PlanFromText(
         "route 0 1 2 3 : 0 1\n"
         "rank\n F s0 m0\n SEND_F s0 m0 to=1\n F s0 m1\n SEND_F s0 m1 to=1\n"

@@ -47,7 +47,7 @@ std::string Flaw(const Plan& plan, const Simulation& run, int r, const std::vect
   Time free = 0;
   for (const Idle& one : idle) {
     if (one.when.start < free || one.when.end <= one.when.start) return "out of order";
-    if (one.when.end > run.makespan) return "behind the end";
+    if (one.when.end > run.makespan) return "after the end";
     if (one.cause == IdleCause::kOverhead) return "overhead in a prediction";
     free = one.when.end;
     if (one.because.rank < 0) continue;

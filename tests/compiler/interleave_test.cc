@@ -94,7 +94,7 @@ TEST_SUITE("unit") {
   TEST_CASE("the longest stage there may be is interleaved at once") {
     const Interleaving pair = Interleave(DeepSeek(64), DeepSeek(64), kPair);
     CHECK(FlawOfRun(JobsOf(DeepSeek(64), DeepSeek(64), kPair), pair) == "");
-    // 16 chunks of four layers; only the very first COMBINE_B has nothing beside it.
+    // 16 chunks of four layers; only the very first COMBINE_B overlaps nothing.
     CHECK(pair.makespan == 5'784 - 4'599 + 64 * (127'633 - 5'784 + 4'599) / 4);
   }
 

@@ -20,8 +20,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Folders that the files of a folder may include, beside their own. "a/*" is every folder of a.
-/// Every folder reached through them must be listed as well.
+/// Folders that the files of a folder may include, in addition to their own. "a/*" is every folder
+/// of a. Every folder reached through them must be listed as well.
 const std::map<std::string, std::set<std::string>>& Allowed() {
   static const std::map<std::string, std::set<std::string>> allowed = {
       {"compiler/plan", {}},
@@ -48,7 +48,7 @@ const std::map<std::string, std::set<std::string>>& Allowed() {
         "compiler/files"}},
       {"runtime/stages",
        {"runtime/core", "runtime/model", "runtime/host", "kernels/host", "compiler/plan"}},
-      {"runtime/stages/example", {"runtime/stages"}},  // what others write
+      {"runtime/stages/example", {"runtime/stages"}},  // the includes of others
       {"runtime/gpu",
        {"runtime/core", "runtime/exec", "runtime/model", "runtime/host", "runtime/stages",
         "kernels/*", "compiler/plan", "compiler/files"}},
@@ -200,8 +200,7 @@ TEST_SUITE("unit") {
   }
 
   TEST_CASE("layering: the execution core is thin") {
-    // contraflow::exec and all that it pulls in: headers, and of the runtime the sources beside
-    // them.
+    // contraflow::exec and all that it pulls in: headers, and the runtime sources of these.
     std::map<std::string, std::string> reached;
     for (const auto& [file, includes] : Includes()) {
       if (Room(file) == "runtime/exec" || Room(file) == "runtime/nccl") reached[file] = "";

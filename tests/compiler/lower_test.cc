@@ -54,7 +54,7 @@ TEST_SUITE("property") {
     CHECK((kSanitized || plans > 1000));
   }
 
-  TEST_CASE("a SEND stands right behind what it sends at comm = 0 and with latency") {
+  TEST_CASE("a SEND stands right after what it sends at comm = 0 and with latency") {
     for (const Schedule* schedule : Schedules()) {
       for (const Time latency : {0, 3}) {
         const Spec spec = MakeSpec(schedule->name, 4, 8, UniformCosts(10, 10, 10, latency));
@@ -103,7 +103,7 @@ TEST_SUITE("unit") {
     CHECK(count(plan, Op::STEP) == 8);
   }
 
-  TEST_CASE("a STEP stands behind the SEND of what was computed before it") {
+  TEST_CASE("a STEP stands after the SEND of what was computed before it") {
     int sends = 0;
     for (const char* schedule : {"1f1b", "zb-v", "chimera", "dualpipe", "dualpipe-v"}) {
       CAPTURE(schedule);
@@ -124,7 +124,7 @@ TEST_SUITE("unit") {
     CHECK(sends > 200);
   }
 
-  TEST_CASE("REDUCE stands behind all that its holders begin before they can") {
+  TEST_CASE("REDUCE stands after all that its holders begin before they can") {
     int reduces = 0;
     for (const char* schedule : {"chimera", "dualpipe"}) {
       CAPTURE(schedule);

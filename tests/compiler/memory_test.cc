@@ -160,13 +160,13 @@ TEST_SUITE("unit") {
     figures.parameters = 5;
     figures.optimizer = 0;
     CHECK(Breakdown(figures) ==
-          "activations without stashes 1,234,567, stashes 999, exchange buffers 1,000; beside them "
+          "activations without stashes 1,234,567, stashes 999, exchange buffers 1,000; also "
           "parameters 5, optimizer state 0");
     figures.arenas[2] = 1;
     figures.gradients = 12;
     CHECK(Breakdown(figures) ==
           "activations without stashes 1,234,567, stashes 999, gradients in flight 1, exchange "
-          "buffers 1,000; beside them parameters 5, gradients 12, optimizer state 0");
+          "buffers 1,000; also parameters 5, gradients 12, optimizer state 0");
   }
 
   TEST_CASE("a forward that runs again is gone when the next one waits for its last component") {

@@ -99,7 +99,7 @@ TEST_SUITE("unit") {
     CHECK(memory.peak == 140);
     CHECK(memory.arenas[static_cast<size_t>(Arena::kStash)] == 80);
     CHECK(memory.peak_index == run.ranks[0].peak_index);
-    // Behind F1, OFFLOAD does not keep it waiting: then both are there.
+    // After F1, OFFLOAD does not keep it waiting: then both are there.
     const Plan later = PlanFromText(
         "rank\n F s0 m0\n F s0 m1\n OFFLOAD s0 m0\n B s0 m1\n RELOAD s0 m0\n W s0 m1\n B s0 m0\n"
         " W s0 m0\n");

@@ -112,7 +112,7 @@ TEST_SUITE("unit") {
     CHECK(ReadPlan(text, "p.json") == plan);
   }
 
-  TEST_CASE("slots stand behind the programs one a line") {
+  TEST_CASE("slots stand after the programs one a line") {
     const Plan plan = ReadPlan(kSlots, "p.json");
     CHECK(plan.layers == 2);
     REQUIRE(plan.slots.size() == 2);
@@ -291,9 +291,9 @@ TEST_SUITE("unit") {
          "p.json: /routes/1/microbatches/0: micro-batch 0 is in route 0 already; a micro-batch "
          "takes one route"},
         {With("\"microbatches\": [1]", "\"microbatches\": [1,0]"),
-         "p.json: /routes/1/microbatches/1: must be ascending, 0 stands behind 1"},
+         "p.json: /routes/1/microbatches/1: must be ascending, 0 stands after 1"},
         {With("\"microbatches\": [1]", "\"microbatches\": [1,1]"),
-         "p.json: /routes/1/microbatches/1: must be ascending, 1 stands behind 1"},
+         "p.json: /routes/1/microbatches/1: must be ascending, 1 stands after 1"},
         {With("\"microbatches\": 2,\n\"routes\": [", "\"microbatches\": 2,\n\"routes\": [{}, "),
          "p.json: /routes: must have 1..2 routes (at most one for each micro-batch), has 3"},
         {With("\"microbatches\": 2,", "\"microbatches\": 2, \"costs\": {},"),

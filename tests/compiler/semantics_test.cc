@@ -90,7 +90,7 @@ class Mutator {
     Move(program, from, to);
   }
 
-  /// A message goes behind the next ones of its rank that have another peer, or another direction.
+  /// A message goes after the next ones of its rank that have another peer, or another direction.
   void PassMessages(Program* program, bool peers) {
     const size_t from = Below(program->size());
     const Instruction moved = (*program)[from];
@@ -106,7 +106,7 @@ class Mutator {
     Move(program, from, to);
   }
 
-  /// A WAIT_SEND for every SEND: at the end, now and then earlier, or right behind it.
+  /// A WAIT_SEND for every SEND: at the end, now and then earlier, or right after it.
   void AddWaits(Plan* plan) {
     const size_t early = Below(4), far = early > 1 ? 2 : 12;
     plan->marks.resize(plan->programs.size());
@@ -203,8 +203,8 @@ TEST_SUITE("unit") {
     CHECK(Verify(plan, Semantics::kBuffered).empty());
   }
 
-  TEST_CASE("a queue per pair: what stands behind another message") {
-    // Rank 0 needs the gradient of m0 first, but its RECV is queued behind that of m1's SEND.
+  TEST_CASE("a queue per pair: what stands after another message") {
+    // Rank 0 needs the gradient of m0 first, but its RECV is queued after that of m1's SEND.
     const Plan plan = PlanFromText(
         "rank\n F s0 m0\n F s0 m1\n SEND_F s0 m0 to=1\n SEND_F s0 m1 to=1\n RECV_B s0 m0 from=1\n"
         " BW s0 m0\n RECV_B s0 m1 from=1\n BW s0 m1\n STEP s0\n"
@@ -229,12 +229,12 @@ TEST_SUITE("unit") {
     const std::string wait_f = "WAIT_SEND_F s0 m0 before=5", wait_b = "WAIT_SEND_B s1 m0 before=5";
     CHECK(with({"UNSHARD s0 before=0", "IDLE before=1 count=3", wait_f}, {wait_b}) == "");
     CHECK(with({wait_f}, {}) ==
-          "message: rank 1, instruction 3: SEND_B s1 m0 to=0 has no WAIT_SEND behind it, as others "
+          "message: rank 1, instruction 3: SEND_B s1 m0 to=0 has no WAIT_SEND after it, as others "
           "have; add one: without it PyTorch keeps the message for ever\n");
     CHECK(with({"WAIT_SEND_F s0 m0 before=1"}, {wait_b}) ==
           "message: rank 0, instruction 1 (SEND_F s0 m0 to=1): WAIT_SEND_F s0 m0 before=1 waits "
-          "for 1 (SEND_F s0 m0 to=1), which comes later; move it behind\n"
-          "message: rank 0, instruction 1: SEND_F s0 m0 to=1 has no WAIT_SEND behind it, as others "
+          "for 1 (SEND_F s0 m0 to=1), which comes later; move it after\n"
+          "message: rank 0, instruction 1: SEND_F s0 m0 to=1 has no WAIT_SEND after it, as others "
           "have; add one: without it PyTorch keeps the message for ever\n");
     CHECK(with({wait_f, wait_f}, {wait_b}) ==
           "message: rank 0: WAIT_SEND_F s0 m0 before=5 waits for 1 (SEND_F s0 m0 to=1) again; drop "
@@ -244,17 +244,17 @@ TEST_SUITE("unit") {
     CHECK(with({"REDUCE_GRAD s0 before=4"}, {"REDUCE_GRAD s1 before=4"}) == "");
     CHECK(with({"REDUCE_GRAD s0 before=3"}, {"REDUCE_GRAD s1 before=4"}) ==
           "reduce: rank 0, instruction 3 (BW s0 m0): REDUCE_GRAD s0 before=3 comes before 3 (BW s0 "
-          "m0), whose gradient it needs; move it behind\n");
+          "m0), whose gradient it needs; move it after\n");
     CHECK(
         with({"REDUCE_GRAD s0 before=4", "REDUCE_GRAD s0 before=4"}, {}) ==
         "reduce: rank 0, instruction 4 (STEP s0): REDUCE_GRAD s0 before=4 scales the gradients of "
         "the stage again; drop one\n"
         "reduce: rank 1: no REDUCE_GRAD s1, which other stages have: its gradients are not scaled; "
-        "add one behind its last weight gradient\n");
+        "add one after its last weight gradient\n");
     CHECK(with({"REDUCE_GRAD s0 before=4", "WAIT_REDUCE_GRAD s0 before=4"},
                {"REDUCE_GRAD s1 before=4"}) ==
           "reduce: rank 1, instruction 4 (STEP s1): REDUCE_GRAD s1 before=4 has no "
-          "WAIT_REDUCE_GRAD behind it; add one\n");
+          "WAIT_REDUCE_GRAD after it; add one\n");
     CHECK(with({"IDLE before=6"}, {}) ==
           "shape: rank 0: IDLE before=6: out of range; stage and micro-batch must be the plan's, "
           "\"before\" must ascend and be at most the length of the program\n");
@@ -288,7 +288,7 @@ TEST_SUITE("unit") {
     CHECK(why("UNSHARD s0", "UNSHARD s2") ==
           "p.json: /marks/0/1: mark \"UNSHARD s2 before=9\": the stage must be in 0..1, is 2");
     CHECK(why("UNSHARD s0 before=9\"", "UNSHARD s0 before=9\",\n\"IDLE before=8\"") ==
-          "p.json: /marks/0/2: mark \"IDLE before=8\": stands behind one before 9; \"before\" must "
+          "p.json: /marks/0/2: mark \"IDLE before=8\": stands after one before 9; \"before\" must "
           "ascend");
     CHECK(Contains(why("UNSHARD s0 before=9", "IDLE s0 before=9"), "a mark is written like"));
     CHECK(why("\n[\n]\n]\n}", "\n[\n], []\n]\n}") ==

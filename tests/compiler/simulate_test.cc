@@ -197,7 +197,7 @@ TEST_SUITE("unit") {
           CHECK(span(path.back()).end == simulation.makespan);
           for (size_t i = 1; i < path.size(); ++i) {
             const bool queued = span(path[i]).start < span(path[i - 1]).end;
-            // A message behind another on its edge starts when that one has left, before it
+            // A message after another on its edge starts when that one has left, before it
             // arrives.
             if (queued) {
               CHECK(span(path[i]).start == span(path[i - 1]).start + occupancy);

@@ -52,7 +52,7 @@ void CheckLives(const Plan& plan) {
   }
 }
 
-/// Every chunk as its components, one behind the other.
+/// Every chunk as its components, one after another.
 Plan Spell(Plan plan, int layers) {
   plan.layers = layers;
   for (Program& program : plan.programs) {

@@ -104,7 +104,7 @@ TEST_SUITE("unit") {
           "drop one\n");
     mlp.after = {1, 0};
     CHECK(FindingsText(plan) ==
-          "event: rank 0, instruction 2: MLP_F s0 l0 m0 lane=compute after=1,0 waits for 0 behind "
+          "event: rank 0, instruction 2: MLP_F s0 l0 m0 lane=compute after=1,0 waits for 0 after "
           "1; \"after\" must ascend\n");
   }
 
@@ -163,7 +163,7 @@ TEST_SUITE("unit") {
           "last=9): its offset must be a multiple of 64\n");
     CHECK(changed([](Slot* s) { s->offset = int64_t{1} << 60; }) ==
           "slot: rank 1: slot 2 (scores s1 l0 m0 arena=activation offset=1152921504606846976 "
-          "bytes=64 first=1 last=9): ends behind 2^50, which no memory has\n");
+          "bytes=64 first=1 last=9): ends after 2^50, which no memory has\n");
     CHECK(changed([](Slot* s) { s->offset = -64; }) ==
           "slot: rank 1: slot 2 (scores s1 l0 m0 arena=activation offset=-64 bytes=64 first=1 "
           "last=9): begins before its arena\n");

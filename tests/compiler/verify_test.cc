@@ -61,7 +61,7 @@ TEST_SUITE("unit") {
     CHECK(FindingsText(plan) ==
           "shape: route 0 has 3 ranks, must have one for each of the 2 stages\n"
           "shape: route 0 has stage 1 on rank 5; ranks are 0..1\n"
-          "shape: route 0 has micro-batch 0 behind 1; they must ascend\n"
+          "shape: route 0 has micro-batch 0 after 1; they must ascend\n"
           "shape: route 1 has no micro-batches; drop it\n"
           "shape: route 2 has micro-batch 1, which route 0 has already; each belongs to exactly "
           "one route\n"
@@ -196,7 +196,7 @@ TEST_SUITE("unit") {
               " RECV_B s0 m0 from=1\n BW s0 m0\n RECV_B s0 m1 from=1\n BW s0 m1\n STEP s0\n"
               "rank\n RECV_F s1 m0 from=0\n RECV_F s1 m1 from=0\n F s1 m0\n F s1 m1\n BW s1 m0\n"
               " SEND_B s1 m0 to=0\n BW s1 m1\n SEND_B s1 m1 to=0\n STEP s1\n")) ==
-          "message: rank 0, instruction 3: SEND_F s0 m0 to=1 group=0 leaves behind 2 (SEND_F s0 m1 "
+          "message: rank 0, instruction 3: SEND_F s0 m0 to=1 group=0 leaves after 2 (SEND_F s0 m1 "
           "to=1 group=0), but rank 1 receives it before, at 0 and 1; both sides of an edge must "
           "have one order\n");
   }

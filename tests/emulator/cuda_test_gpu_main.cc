@@ -1,5 +1,5 @@
-// Tests that need a GPU, on a real one: without one they are skipped, and say why; what tests there
-// are can be asked anywhere.
+// Tests that need a GPU, on a real one: without one they are skipped, and say why. Listing the
+// tests needs no GPU.
 
 #define DOCTEST_CONFIG_IMPLEMENT
 #include <doctest/doctest.h>

@@ -246,7 +246,7 @@ TEST_SUITE("unit") {
     CHECK(s.ran == std::vector<int>{1});
   }
 
-  TEST_CASE("emulated GPU: all streams of a capture must be joined behind all of their work") {
+  TEST_CASE("emulated GPU: all streams of a capture must be joined after all of their work") {
     for (const int joined : {0, 1, 2}) {
       CAPTURE(joined);
       Streams s;

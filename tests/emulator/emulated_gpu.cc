@@ -329,12 +329,12 @@ void EmulatedGpu::BeginCapture(gpu::Stream stream) {
   queue->after.clear();
 }
 
-/// Throws if there is work behind which the first stream is not.
+/// Throws if there is work after which the first stream is not.
 void EmulatedGpu::CheckJoined() const {
   const std::vector<Graph::Node>& nodes = capture_->graph->nodes;
   std::vector<bool> joined(nodes.size());
   for (const size_t node : capture_->first->after) joined[node] = true;
-  for (size_t node = nodes.size(); node-- > 0;) {  // what is before has a lower number
+  for (size_t node = nodes.size(); node-- > 0;) {  // earlier work has a lower number
     if (!joined[node]) {
       throw gpu::GpuError("EndCapture: stream " + queues_[nodes[node].stream]->name +
                           " has not been joined to stream " + capture_->first->name);

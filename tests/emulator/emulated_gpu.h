@@ -52,7 +52,7 @@ struct EmulatedGpuOptions {
 ///
 /// Stricter than CUDA: this GPU is not lenient. A capture is an error in which a stream takes part
 /// that was not reached by events of it, waits for events of outside, copies to or from pageable
-/// memory, or is given anything behind what the first stream has waited for. While it lasts, no
+/// memory, or is given anything after what the first stream has waited for. While it lasts, no
 /// other stream is given anything. Copies are between the host and memory of Allocate.
 class EmulatedGpu : public Gpu {
  public:
@@ -98,7 +98,7 @@ class EmulatedGpu : public Gpu {
     const size_t number;
     const std::string name;
     uint64_t capture = 0;       // of which it is part
-    std::vector<size_t> after;  // there: what comes next is behind these nodes
+    std::vector<size_t> after;  // there: what comes next is after these nodes
   };
   struct Capture {
     uint64_t number;

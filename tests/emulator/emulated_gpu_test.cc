@@ -92,7 +92,7 @@ TEST_SUITE("unit") {
       machine.gpu.Wait(machine.streams[2], machine.events[0]);
       machine.Work(2, 4);
     });
-    // 3 is behind 1, 4 is behind 2.
+    // 3 is after 1, 4 is after 2.
     CHECK(orders == std::set<std::vector<int>>{{1, 2, 3, 4}, {1, 2, 4, 3}, {1, 3, 2, 4}});
   }
 

@@ -16,7 +16,7 @@ struct EventMark {
   bool done = false;
   int asked = 0;              ///< how often, whether it is done
   uint64_t capture = 0;       ///< the capture in which it was recorded; 0: none
-  std::vector<size_t> nodes;  ///< of that capture, behind which it is
+  std::vector<size_t> nodes;  ///< of that capture, after which it is
 };
 
 /// Work of several streams and what must come before what.

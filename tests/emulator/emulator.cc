@@ -52,7 +52,7 @@ namespace contraflow::emulator {
 namespace {
 
 constexpr size_t kStackBytes = 256 << 10;
-// Stacks begin at so many places of a cache: if all had the same, each would push the others out.
+// Stacks begin at this many places of a cache: if all had the same, each would push the others out.
 constexpr size_t kColours = 61, kColourBytes = 1024 + 64;
 constexpr unsigned kWarpLanes = 32;
 constexpr int kBarriers = 16;
@@ -69,7 +69,7 @@ class Stack {
   Stack(const Stack&) = delete;
   ~Stack() {
 #if defined(__SANITIZE_ADDRESS__)
-    // Marks of functions that never returned would stay behind for whoever gets these pages next.
+    // Marks of functions that never returned would remain for the next owner of these pages.
     __asan_unpoison_memory_region(base_, kStackBytes);
 #endif
     munmap(base_, kStackBytes);
@@ -122,7 +122,7 @@ struct Block {
   size_t left = 0;  // threads that have not ended
 };
 
-/// The blocks that run beside each other.
+/// The blocks that run concurrently.
 struct Cluster {
   std::vector<Block> blocks;
   std::vector<Thread> threads;  // of the first block, of the second

@@ -31,9 +31,8 @@ enum class Order : uint8_t { kForward, kReverse, kShuffled };
 void SetOrder(Order order, uint64_t seed = 1);
 
 /// Runs body once for each thread of each block. The blocks of a cluster, neighbours in x, run
-/// beside each other; their kernels have no __shared__ variables, of which there is one copy.
-/// Throws gpu::GpuError, beginning with the name, if a block can never end, or with what the body
-/// threw.
+/// concurrently; their kernels have no __shared__ variables, of which there is one copy. Throws
+/// gpu::GpuError, beginning with the name, if a block can never end, or with what the body threw.
 void RunGrid(const char* name, dim3 grid, dim3 block, size_t shared_bytes,
              const std::function<void()>& body, unsigned cluster_size = 1);
 

@@ -22,7 +22,7 @@ struct FakeCuda {
   /// Calls that change something, as "cudaMalloc 100"; objects are numbered, as "stream 1".
   std::vector<std::string> calls;
   std::set<std::string> alive;
-  std::string wrong;  ///< what nobody should do to CUDA, if somebody has
+  std::string wrong;  ///< a misuse of CUDA, if there was one
 };
 
 /// The one that is asked.

@@ -119,7 +119,7 @@ struct Flight {
 /// Whatever is still under way when a block ends would use shared memory that is no longer its own.
 void CheckEnd();
 
-/// Flight of a block of the running cluster.
+/// Copies in flight of a block of the running cluster.
 Flight& FlightOf(unsigned rank) {
   static uint64_t cluster = 0;
   static std::map<unsigned, Flight> flights;

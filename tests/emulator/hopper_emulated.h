@@ -18,7 +18,7 @@ struct TensorMap {
   bool floats;
 };
 
-/// Lives in shared memory; copies that are on their way are kept beside.
+/// Lives in shared memory; copies in flight are kept elsewhere.
 struct Mbarrier {
   uint64_t phases_over;
   int arrivals, pending;

@@ -68,7 +68,7 @@ inline void WarpMma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t
   struct Fragments {
     uint32_t a[4], b[2];
   };
-  // Kept until all lanes have read them: nobody comes to the product after the next before that.
+  // Two sets suffice: no lane reaches the product after the next before all have read them.
   static Fragments kept[2][kMaxThreads];
   static unsigned turn[kMaxThreads];
   const unsigned self = emulator::ThreadNumber(), lane = self % kLanes;

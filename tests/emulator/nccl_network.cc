@@ -302,7 +302,7 @@ class NcclNetwork::Process : public Nccl, public EmulatedGpu, public emulator::Q
   std::vector<Handle*> used_;
   bool capturing_ = false;
   std::vector<Step> graph_;
-  std::map<GpuEvent*, size_t> recorded_;  // behind how many steps
+  std::map<GpuEvent*, size_t> recorded_;  // after how many steps
 };
 
 NcclNetwork::NcclNetwork(int processes, Processes how)

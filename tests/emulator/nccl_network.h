@@ -25,9 +25,9 @@ namespace contraflow {
 /// NCCL's rules are kept: communicators are not ready at once, and it is an Error to ask something
 /// of one that is not, or outside a group, or to end one while a graph has messages of it or memory
 /// is registered in it; an abort undoes registrations itself. Memory to be registered comes from
-/// NewMemory. Where a communicator has some, its messages use no other, at both ends. Windows have
-/// one size at all members, and puts come from them. A put is done as soon as it may be, so that
-/// what was still in its place is lost.
+/// NewMemory. If a communicator has some, its messages use no other, at both ends. Windows have one
+/// size at all members, and puts come from them. A put is done as soon as it may be, so that what
+/// was still in its place is lost.
 class NcclNetwork {
  public:
   struct Message {
@@ -61,7 +61,7 @@ class NcclNetwork {
     std::map<std::pair<int, int>, int> signals;   ///< not awaited yet, by sender and receiver
   };
 
-  /// How the processes of the job run: as threads, or one behind the other in one thread, where
+  /// How the processes of the job run: as threads, or one after another in one thread, where
   /// nothing is done before Run and every event counts as done.
   enum class Processes : bool { kThreads, kInTurn };
 

@@ -36,7 +36,7 @@ void CheckPlan(const Plan& plan) {
   CF_ASSERT(!WriteTrace(plan, simulation.timeline).empty());
 }
 
-/// Numbers first, zeros behind their end, and words up to a newline.
+/// Numbers first, zeros after their end, and words up to a newline.
 class Bytes {
  public:
   explicit Bytes(std::string_view bytes) : rest_(bytes) {}

@@ -16,8 +16,8 @@
 
 #include "compiler/files/json.h"
 #include "runtime/checkpoint/manifest.h"
-#include "runtime/launch/door.h"
 #include "runtime/launch/link.h"
+#include "runtime/launch/listener.h"
 #include "runtime/launch/process_run.h"
 #include "runtime/launch/world.h"
 #include "runtime/model/dataset.h"
@@ -83,7 +83,7 @@ void FuzzMessage(std::string_view bytes) {
   try {
     Socket stream = Sent(bytes);
     for (int said = 0; said < 64; ++said) {
-      CF_ASSERT(Hear(&stream, Clock::now()).text.size() <= bytes.size());
+      CF_ASSERT(ReceiveWord(&stream, Clock::now()).text.size() <= bytes.size());
     }
   } catch (const Error&) {
   }

@@ -15,7 +15,7 @@ namespace {
 using gpu::Attention;
 using gpu::Bf16;
 
-constexpr size_t kGuard = 40;  // elements behind every result that must stay as they are
+constexpr size_t kGuard = 40;  // elements after every result that must stay as they are
 constexpr Attention::Engine kEngines[] = {Attention::Engine::kOwn, Attention::Engine::kBest};
 
 size_t Size(int x) { return static_cast<size_t>(x); }

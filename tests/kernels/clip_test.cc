@@ -146,7 +146,7 @@ TEST_SUITE("kernel") {
     std::vector<float> scaled = values;
     for (float& value : scaled) value *= static_cast<float>(0.5 / norm);
     CHECK(clipped(0.5f, &norm) == scaled);
-    // A norm that is none clips nothing; gradients behind an infinite one are as nothing.
+    // A norm that is none clips nothing; gradients after an infinite one are as nothing.
     for (const double bad :
          {std::numeric_limits<double>::infinity(), std::numeric_limits<double>::quiet_NaN()}) {
       squares[kBlocks + 5] = bad;

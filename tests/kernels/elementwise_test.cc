@@ -239,7 +239,7 @@ TEST_SUITE("kernel") {
     }
   }
 
-  TEST_CASE("adamw: nothing changes behind what is not finite or has failed") {
+  TEST_CASE("adamw: nothing changes after what is not finite or has failed") {
     const gpu::AdamWRates rates = {0.9f, 0.95f, 1e-3f, 0.1f};
     for (const Shape& shape : Shapes()) {
       const std::vector<float> begin = RandomFloats(shape.size, 1);

@@ -245,7 +245,7 @@ TEST_SUITE("kernel") {
       const int room = random.Below(40);
       CAPTURE(ToString(shape));
       CAPTURE(room);
-      // Behind the rows that may be used lie some that may not.
+      // After the rows that may be used lie some that may not.
       Group group(shape, 20, room + 5, &random);
       for (size_t m = 0; m < group.host.size(); ++m) {
         const HostMember& host = group.host[m];

@@ -1,6 +1,6 @@
-// The way of a token to its experts and back, kernel after kernel on all members of a group, beside
-// the same way on the host. An expert multiplies its rows by a power of two of its own, so that a
-// row of the wrong expert shows and nothing is rounded.
+// The way of a token to its experts and back, kernel after kernel on all members of a group,
+// against the same way on the host. An expert multiplies its rows by a power of two of its own, so
+// that a row of the wrong expert shows and nothing is rounded.
 
 #include <doctest/doctest.h>
 
@@ -92,7 +92,7 @@ T Scaled(T value, int expert) {
   }
 }
 
-/// The experts of a member do their work.
+/// Runs the experts of a member.
 template <typename T>
 void RunExperts(const ExchangeShape& shape, int member, const std::vector<int32_t>& first,
                 std::vector<T>* rows) {

@@ -17,7 +17,7 @@ namespace {
 using gpu::Bf16;
 using gpu::ExpertsSizes;
 
-/// Experts with so many rows each, and memory for some more rows.
+/// Experts with this many rows each, and memory for some more rows.
 struct Case {
   int width, inner;
   std::vector<int> rows;
@@ -219,7 +219,7 @@ void CheckAll(const Case& shape, unsigned seed) {
   CheckBackwardWeight(&layer);
 }
 
-/// All results of a layer, on so many SMs.
+/// All results of a layer, on this many SMs.
 struct Results {
   std::vector<Bf16> gate_up_out, hidden, y, dgate_up_out, dx;
   std::vector<float> dgate_up, ddown;

@@ -148,7 +148,7 @@ TEST_CASE_TEMPLATE("attention: forward and gradient", T, float, double) {
   }
 }
 
-TEST_CASE("attention: a token sees nothing behind it") {
+TEST_CASE("attention: a token sees nothing after it") {
   const AttentionShape shape{1, 6, 2, 4};
   auto qkv = RandomValues<float>(6 * 24, 1);
   Buffer<float> p(2 * 36), before(48), after(48);
@@ -213,7 +213,7 @@ TEST_CASE_TEMPLATE("router: renormalised weights and the load-balancing loss and
     auto p = logits, weight = Poisoned<T>(Size(r, k)), dlogits = Poisoned<T>(logits.size());
     Buffer<int32_t> chosen(Size(r, k), -1);
     RouterForward(r, e, k, true, p.data(), chosen.data(), weight.data());
-    // The weights, and the loss behind them.
+    // The weights, and the loss after them.
     const auto naive = [&](const Doubles& v) {
       Doubles values = NaiveRouterWeights(v, chosen, r, e, k);
       for (int row = 0; row < r; ++row) {

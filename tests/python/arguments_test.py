@@ -7,7 +7,7 @@ import unittest
 
 import contraflow as cf
 
-# Values that no argument takes, beside what some do.
+# Values that no argument takes, and some that a few do.
 NEVER = (b"4", bytearray(b"4"), 1j, object(), {}, {"a": 1}, [None], [[1]], lambda: 0, int, "\ud800", "a\0b")
 LONG = 10**5000
 ODD = NEVER + (True, False, "", " ", "--help", "--ranks=3", "4\n", "\n", "%s", "x" * 100000, "é", math.nan,

@@ -2,7 +2,7 @@
 
 Each request is a model, GPUs, a batch and a budget. A request holds where every row fits its GPU
 and the first row takes no longer than any of the configurations drawn, each searched alone, but for
-the 0.3 % at which a search ends. By hand: plan_requests_test.py --requests 300 --draws 50.
+the 0.3 % at which a search ends. To run more: plan_requests_test.py --requests 300 --draws 50.
 """
 
 import argparse

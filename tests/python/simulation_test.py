@@ -101,10 +101,10 @@ class SimulationTest(unittest.TestCase):
         root = ElementTree.fromstring("<div>" + html + "</div>")
         self.assertNotIn("<script", html)
         self.assertIn("dualpipe: 4 ranks", root.find("p").text)
-        for word in ("makespan", "bubble"):
+        for word in ("makespan", "compute idle"):
             self.assertIn(word, root.find("p").text)
         rows = [[cell.text for cell in row] for row in root.iter("tr")]
-        self.assertEqual(rows[0][:3], ["rank", "busy", "bubble"])
+        self.assertEqual(rows[0][:3], ["rank", "busy", "compute idle"])
         self.assertIn("exposed", rows[0])
         self.assertEqual([row[0] for row in rows[1:]], ["0", "1", "2", "3"])
         peaks = [int(row[rows[0].index("activations")]) for row in rows[1:]]

@@ -22,7 +22,7 @@ PLAIN = {"f": 1, "b": 1, "w": 1, "activation_bytes": 1, "w_stash_bytes": 1}
 
 
 def costs_of(kinds, comm=2, overlap=None):
-    """Costs of a model of layers, a letter for each; or of stages of so many MoE layers."""
+    """Costs of a model of layers, a letter for each; or of stages of `kinds` MoE layers."""
     if isinstance(kinds, int):
         return {"unit": "ms", "comm": {"time": comm}, "moe": {"layers_per_stage": kinds, **PARTS},
                 "overlap": overlap or "all"}

@@ -1,5 +1,5 @@
 """An emulated GPU: streams and events with vector clocks, the memory of torch operations, and NCCL between ranks
-that are threads. Operations run on the CPU when they are issued; what is checked is whether the events order them.
+that are threads. Operations run on the CPU when they are issued; the emulator checks that events order them.
 
 A data race is a write and another use of a tensor on two streams that no event orders. A memory race is a tensor
 that the host frees while a use on another stream is not ordered before the next operation on the stream that it was
@@ -91,7 +91,7 @@ class Machine:
         self.time = 0.0
         self.api = self
 
-    # what torch.cuda has
+    # members of torch.cuda
 
     def Stream(self, device=None, priority=0):
         return Stream(self, f"{threading.current_thread().name} stream{' of high priority' if priority else ''}")
@@ -116,7 +116,7 @@ class Machine:
     def device(self, device):
         return contextlib.nullcontext()
 
-    # what it sees
+    # operations that it sees
 
     def now(self):
         self.time += 1e-6

@@ -190,7 +190,7 @@ class FailureTest(unittest.TestCase):
 
 
 class StoreThatEnds:
-    """That of a process which ends after so many reads."""
+    """Store of a process that ends after `reads` reads."""
 
     def __init__(self, reads):
         self.values, self.reads = {}, reads

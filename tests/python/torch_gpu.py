@@ -206,7 +206,7 @@ def components(rank, backend, paths):
 
 
 class Spend(torch.autograd.Function):
-    """Takes so many ms forward and backward, of one multiprocessor or none."""
+    """Takes `forward` and `backward` ms of one multiprocessor, or none."""
 
     @staticmethod
     def forward(ctx, x, forward, backward):

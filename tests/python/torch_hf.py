@@ -31,7 +31,7 @@ COSTS = {"unit": "ms", "layers": [{"name": "embedding", "f": 0.5, "b": 0, "w": 0
                                   {"name": "block", "repeat": LAYERS, "f": 2, "b": 2, "w": 2},
                                   {"name": "head", "f": 1, "b": 1, "w": 1}]}
 EXPERTS = {"num_experts_per_tok": 2}
-MODELS = {  # what each configuration has beside the others
+MODELS = {  # fields of each configuration in addition to the common ones
     "Llama": {"mlp_bias": True},
     "Mixtral": {**EXPERTS, "num_local_experts": 4},
     "Qwen3Moe": {**EXPERTS, "num_experts": 4, "head_dim": 8, "moe_intermediate_size": 24},

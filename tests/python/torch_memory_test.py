@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves  # noqa: E402
 
 LAYERS = 2  # of a stage
 ROWS, THIN, WIDE = 8, 2, 512
-UNIT = 4 * ROWS * WIDE  # bytes of a wide value; what passes between parts is thin
+UNIT = 4 * ROWS * WIDE  # bytes of a wide value; values between parts are thin
 PARTS = {"attn_f": 10, "attn_b": 12, "attn_w": 5, "mlp_f": 9, "mlp_b": 9, "mlp_w": 8, "dispatch_f": 6, "combine_f": 9,
          "dispatch_b": 9, "combine_b": 6}
 VALUES = {"input": 0, "attention": 2 * UNIT, "scores": UNIT, "rows": 0, "gate": 2 * UNIT, "hidden": 4 * UNIT,

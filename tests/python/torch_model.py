@@ -141,8 +141,8 @@ class Processes:
             process.start()
 
     def results(self, limit=240.0):
-        """(exit code, what it printed to stderr) by rank. What is not done `limit` seconds from now is
-        killed, with exit code None."""
+        """(exit code, stderr) by rank. Processes that still run after `limit` seconds are killed, with exit
+        code None."""
         end = time.monotonic() + limit
         results = []
         for rank, process in enumerate(self._processes):

@@ -90,8 +90,8 @@ def reference(family, microbatches):
 
 
 def trained(family, plan, sizes, rank, expert, pipeline, group, capacity=None):
-    """Losses and gradients by their names in the model, and which of these are of experts; stages have so many
-    layers."""
+    """Losses and gradients by their names in the model, and which of these are of experts; `sizes` has the layers
+    of each stage."""
     model, stages, paths = model_of(family), {}, {}
     whole = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     for s in plan.stages_of(rank):

@@ -96,7 +96,7 @@ def cells_of(path):
 
 
 def check_files(contraflow, folder, largest):
-    """Show: all import or are refused for a reason; what is exported is what was imported."""
+    """Show: all import or are refused for a reason; exports equal imports."""
     shapes = [
         (name, chunks)
         for name, every in (

@@ -67,7 +67,7 @@ def train(rank, ranks, plans):
                                          weight_order(plan, holder, s, "B"))
                         for d in range(REPLICAS) for holder in holders]
                 for p, *parts in zip(module.parameters(), *sums):
-                    assert isinstance(p, DTensor), "gathered behind the step"
+                    assert isinstance(p, DTensor), "gathered after the step"
                     grad = sum(parts) * (times / (plan.microbatches * REPLICAS))
                     difference = (p.grad.full_tensor() - grad).abs().max()
                     assert difference <= times * 1e-6, (plan, rank, s, difference)

@@ -1,5 +1,5 @@
 """A parameter that several stages of a rank share: its gradient is that of one process, on one rank and
-where both stages have two holders; what cannot be summed is refused by all."""
+where both stages have two holders. All ranks refuse a parameter that they cannot sum."""
 
 import unittest
 

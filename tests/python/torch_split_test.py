@@ -1,5 +1,5 @@
 """split: stages cut from a torch.nn.Sequential and from a decoder of Hugging Face's form, whose names, masks, ties and
-checkpoints are the model's own; models on the meta device; what is refused."""
+checkpoints are the model's own; models on the meta device; refusals."""
 
 import types
 import unittest

@@ -57,12 +57,12 @@ TEST_SUITE("unit") {
     CHECK(Failure([&] { CompileWithin(spec, "1x"); }) ==
           "dualpipe does not fit `memory_limit`: rank 0 holds 5,000 bytes during instruction 7 of "
           "its compute order (FB s0 m3 + s3 m5), the limit is 4,000 bytes (activations without "
-          "stashes 3,000, stashes 2,000; beside them parameters 10,000); raise it to 5,000, or "
+          "stashes 3,000, stashes 2,000; also parameters 10,000); raise it to 5,000, or "
           "take auto, which fits");
     CHECK(Failure([&] { CompileWithin(spec, "900"); }) ==
           "dualpipe does not fit `memory_limit`: rank 0 holds 5,000 bytes during instruction 7 of "
           "its compute order (FB s0 m3 + s3 m5), the limit is 900 bytes (activations without "
-          "stashes 3,000, stashes 2,000; beside them parameters 10,000); raise it to 5,000, or to "
+          "stashes 3,000, stashes 2,000; also parameters 10,000); raise it to 5,000, or to "
           "1,000 and take auto, which then fits");
     Spec forgetful = spec;
     forgetful.schedule = "gpipe";

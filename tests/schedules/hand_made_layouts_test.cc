@@ -94,7 +94,7 @@ std::vector<Case> OfRecipes() {
   return cases;
 }
 
-/// Transformer layers evenly, the embedding with the first and all behind them with the last stage.
+/// Transformer layers evenly, the embedding with the first and all after them with the last stage.
 std::vector<int> EvenBlocks(const Model& model, int stages) {
   std::vector<int> by_hand = EvenPartition(model.layers, stages);
   ++by_hand.front();

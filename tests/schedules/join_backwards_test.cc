@@ -20,7 +20,7 @@ CostModel Costs(Time f, Time b, Time w, Time bw) {
   return costs;
 }
 
-/// Result of a search for a placement, with budget enough for little.
+/// Result of a short search for a placement.
 SearchResult SearchIt(const SearchProblem& problem, Time bound) {
   SearchOptions options;
   options.budget = 20'000'000;

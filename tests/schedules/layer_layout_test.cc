@@ -135,7 +135,7 @@ TEST_SUITE("unit") {
     CHECK(flaw("Et|t", 2) == end);
     CHECK(flaw("EL|tL", 2) == end);
     CHECK(flaw("|EtL|", 3) == "");
-    CHECK(flaw("Em|tL", 2) == "a transformer layer stands behind one of multi-token prediction");
+    CHECK(flaw("Em|tL", 2) == "a transformer layer stands after one of multi-token prediction");
     CHECK(flaw("Et|m|mL", 3) == "the layers of multi-token prediction must be in one stage");
     CHECK(flaw("Et|m|L|", 2) ==
           "the layer of multi-token prediction must be in the last chunk of its rank, and is in "

@@ -1,4 +1,4 @@
-// Stages that are made of a model's layers: what they cost and hold, and files of layers.
+// Stages made of a model's layers: their costs and memory, and files of layers.
 
 #include <doctest/doctest.h>
 
@@ -184,7 +184,7 @@ TEST_SUITE("unit") {
     costs.layers[1].moe.reset();
     CHECK(Failure([&] { AlikeStages(costs, 2, Overlap::kAll); }) ==
           "a plan of components needs layers with \"moe\", all alike, and others only before and "
-          "behind them; compile to level comm, or give costs with \"moe\" alone");
+          "after them; compile to level comm, or give costs with \"moe\" alone");
   }
 
   TEST_CASE("stages of unlike layers get the components of their own") {
@@ -273,7 +273,7 @@ TEST_SUITE("unit") {
     CHECK(FoldEnds(dense) == folded);
     costs.layers[1].moe.reset();
     CHECK(Failure([&] { FoldEnds(costs); }) ==
-          "contraflow-run has layers with \"moe\" alone, and others only before and behind them; "
+          "contraflow-run has layers with \"moe\" alone, and others only before and after them; "
           "compile without `model`, or give costs with such layers");
   }
 

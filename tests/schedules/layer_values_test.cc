@@ -223,7 +223,7 @@ TEST_SUITE("property") {
           CHECK(Peaks(Simulate(read, again)) == Peaks(simulation));
           const Plan parts = Lower(plan, *plan.costs, {.target = Level::kComponent});
           CHECK(Verify(parts).empty());
-          // There R may run beside other chunks, and of each as much.
+          // There R may run concurrently with other chunks, and of each as much.
           const std::vector<CellBytes> cells =
               BytesOfCells(*parts.costs, RecomputedCells(parts), parts.stages);
           for (size_t s = 0; s < stages.size(); ++s) {

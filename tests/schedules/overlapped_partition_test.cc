@@ -26,7 +26,7 @@ LayerCost Plain(const char* name, int repeat, Time f, Time b, Time w) {
           .cost = {.f = Us(f), .b = Us(b), .w = Us(w), .bw = Us(b + w), .fb = Us(f + b + w)}};
 }
 
-/// MoE layers of DeepSeek-V3 (its published trace, us) behind dense ones: in a pair the all-to-alls
+/// MoE layers of DeepSeek-V3 (its published trace, us) after dense ones: in a pair the all-to-alls
 /// of the former are hidden, so that they weigh less against the latter.
 CostModel DenseThenMoe(int moe_layers) {
   CostModel costs;

@@ -106,7 +106,7 @@ TEST_SUITE("unit") {
     const Evaluation evaluation = Evaluate(dualpipe.problem, *order);
     CHECK(evaluation.runs);
     CHECK(evaluation.fits);
-    // 5.2 % below what is published, without any search.
+    // 5.2 % below the published makespan, without any search.
     CHECK(evaluation.makespan == 3'469'004);
     CHECK(FindingsText(ToPlan(dualpipe.problem, *order)) == "");
     // Without room for what waits they run where memory asks for it.

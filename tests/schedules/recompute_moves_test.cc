@@ -1,5 +1,5 @@
-// Orders that recompute, improved by moving their instructions: what comes of it is sound, fits and
-// is no longer, and is the shortest of all schedules for most tiny instances.
+// Orders with recompute, improved by moves of instructions. Results are sound, fit, are no longer,
+// and are optimal for most tiny instances.
 
 #include <doctest/doctest.h>
 
@@ -21,7 +21,7 @@
 namespace contraflow::recompute_moves_test {
 namespace {
 
-/// With so many instructions of work.
+/// With this many instructions of work.
 Plan Improve(const Plan& plan, const CostModel& costs, std::optional<int64_t> limit, Time bound,
              int64_t budget, bool freely = false) {
   SearchOptions options;

@@ -118,7 +118,7 @@ TEST_SUITE("unit") {
           "order: rank 0, instruction 0: R s0 m0 stands before 1 (F s0 m0), the forward that it "
           "runs again; move it after\n");
     CHECK(findings("F s0 m0\nBW s0 m0\nR s0 m0", last) ==
-          "order: rank 0, instruction 2: R s0 m0 stands behind 1 (BW s0 m0), which needs the "
+          "order: rank 0, instruction 2: R s0 m0 stands after 1 (BW s0 m0), which needs the "
           "activations that it makes; move it before, or drop it\n");
     CHECK(findings("F s0 m0\nR s0 m0\nR s0 m0\nBW s0 m0", last) ==
           "complete: rank 0, instruction 2: R s0 m0 repeats the recomputation of stage 0, "
@@ -139,7 +139,7 @@ TEST_SUITE("unit") {
     const Simulation simulation = Simulate(plan, costs);
     CHECK(simulation.makespan == 8 * kOne);
     CHECK(simulation.ranks[0].busy == 8 * kOne);
-    // F of 1 beside the input of 0, and R of 0 beside that of 1.
+    // F of 1 with the input of 0 held, and R of 0 with that of 1.
     CHECK(simulation.ranks[0].peak_bytes == 110);
     CHECK(simulation.ranks[0].peak_index == 1);
     CHECK(simulation.ranks[0].peak_activations == 1);
@@ -425,7 +425,7 @@ TEST_SUITE("property") {
       CHECK(RunInLanes(lowered, {{Pace::kRandom, random()}, {Pace::kGreedyLane, random()}}) == "");
       const Simulation simulation = Simulate(lowered, costs);
       CHECK(simulation.makespan >= ProveBound(lowered, costs).value);
-      // REDUCE has a lane of its own here, and need not keep the chunks behind it waiting.
+      // REDUCE has a lane of its own here, and need not keep the chunks after it waiting.
       if (!opaque && overlap == Overlap::kPublished &&
           costs.stage(0).reduce + costs.stage(0).step == 0) {
         const Simulation chunks = Simulate(Lower(plan, costs, {}), costs);

@@ -65,7 +65,7 @@ TEST_SUITE("unit") {
         CHECK(LayersOfRanks(frame, partition) == LayersOfRanks(frame, even));
       }
     }
-    // Small stages in the first pass of the ranks in front, and in the last one of those behind.
+    // Small stages in the first pass of the ranks in front, and in the last one of those after.
     const std::vector<Partition> uneven =
         UnevenPasses(Interleaved(4, 3), {{2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2}});
     CHECK(std::ranges::count(uneven, Partition{1, 1, 2, 2, 3, 3, 2, 2, 2, 2, 2, 2}) == 1);

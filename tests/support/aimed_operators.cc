@@ -62,7 +62,7 @@ bool NeedsProducer(const Instruction& i, const Instruction& other) {
          BackMicrobatch(other) == i.microbatch;
 }
 
-/// Right behind the compute instruction that needs it.
+/// Right after the compute instruction that needs it.
 bool RecvTooLate(Knife* knife) {
   const auto place = knife->Pick(Receives);
   if (!place) return false;
@@ -283,7 +283,7 @@ std::vector<MutantOperator> AimedOperators() {
        MoveBefore([](const Instruction& i) { return i.op == Op::W; }, NeedsBackward),
        {"order"}},
       {"SEND before its producer", MoveBefore(Sends, NeedsProducer), {"producer"}},
-      {"RECV behind its consumer", RecvTooLate, {"consumer"}},
+      {"RECV after its consumer", RecvTooLate, {"consumer"}},
       {"swap two W of a stage", SwapAlike(BothWeights), {"order"}, true},
       {"swap two REDUCEs of a rank", SwapAlike(BothReduce), {"deadlock", "reduce", "step"}},
       {"REDUCE too early", StageOpTooEarly(IsReduce), {"reduce"}},

@@ -24,8 +24,8 @@ struct ExactResult {
 ExactResult ExactMakespan(const Plan& plan, const CostModel& costs,
                           std::optional<int64_t> memory_limit, int64_t most_states);
 
-/// The same where every cell that is not recomputed is on the host between its F and its B, and
-/// copies take no time: no schedule that offloads is shorter, whatever its copies take.
+/// Like ExactMakespan, where every cell that is not recomputed is on the host between its F and its
+/// B, and copies take no time: no schedule that offloads is shorter, whatever its copies take.
 ExactResult ExactOffloaded(const Plan& plan, const CostModel& costs,
                            std::optional<int64_t> memory_limit, int64_t most_states);
 

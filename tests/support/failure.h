@@ -21,7 +21,7 @@ std::string Failure(Call call) {
   return "accepted";
 }
 
-/// The same of another type, as Failure<UsageError>(call); what else is thrown passes through.
+/// The same of another type, as Failure<UsageError>(call); other exceptions pass through.
 template <typename Thrown, typename Call>
 std::string Failure(Call call) {
   try {

@@ -11,7 +11,7 @@
 
 namespace contraflow {
 
-/// An array in device memory, `shift` elements behind an aligned address, between poisoned guards
+/// An array in device memory, `shift` elements after an aligned address, between poisoned guards
 /// that must stay as they are.
 template <typename T>
 class Guarded {

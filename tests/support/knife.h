@@ -74,7 +74,7 @@ class Knife {
     Program& program = plan_.programs[rank];
     program.insert(program.begin() + static_cast<std::ptrdiff_t>(index), i);
   }
-  /// Takes an instruction out and puts it in front of what then stands at `to`.
+  /// Moves an instruction in front of the one at `to` (counted without it).
   void Move(Place place, size_t to) {
     const Instruction i = At(place);
     Drop(place);

@@ -241,7 +241,7 @@ class InputMaker {
   std::map<std::pair<int, int>, std::vector<const Instruction*>> again_;
   RankInputs inputs_;
   const Instruction* at_ = nullptr;  // the instruction that is looked at
-  LaneInputs* now_ = nullptr;        // what is known of it
+  LaneInputs* now_ = nullptr;        // its state
 };
 
 }  // namespace

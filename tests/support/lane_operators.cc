@@ -125,7 +125,7 @@ bool SendTooEarly(Knife* knife) {
   return true;
 }
 
-/// A RECV behind the first instruction that waits for it.
+/// A RECV after the first instruction that waits for it.
 bool RecvTooLate(Knife* knife) {
   const auto place = knife->Pick(Receives);
   if (!place) return false;

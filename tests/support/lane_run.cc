@@ -20,7 +20,7 @@ struct Wrong : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-/// Which lane of a rank: a number of its kind and, of messages, the peer.
+/// Lane of a rank: its kind and, for messages, the peer.
 using LaneKey = std::pair<int, int>;
 
 enum class State : uint8_t { kWaiting, kRunning, kEnded };

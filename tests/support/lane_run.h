@@ -23,11 +23,11 @@ struct PacedRun {
 
 /// Runs a plan of level component or buffer symbolically, once for each of `runs`, on lanes that
 /// know only their order and `after`: every instruction begins and ends at moments of their own,
-/// and what it needs must have ended when it begins. Of buffers, making a value spoils all that
-/// lies on the same bytes, and an instruction must find what it touches unspoilt from its beginning
-/// to its end. "" if every component ran once, with its inputs, weight gradients in one order, and
-/// all was reduced and stepped; else what went wrong first, and no run follows. Shares no code with
-/// Verify and Simulate.
+/// and what it needs must have ended when it begins. At level buffer, making a value spoils all
+/// others on the same bytes, and an instruction must find what it touches unspoilt from its
+/// beginning to its end. "" if every component ran once, with its inputs, weight gradients in one
+/// order, and all was reduced and stepped; else what went wrong first, and no run follows. Shares
+/// no code with Verify and Simulate.
 std::string RunInLanes(const Plan& plan, const std::vector<PacedRun>& runs);
 
 /// Runs a plan of any level: RunSymbolically one of chunks, RunInLanes a lowered one at every pace,

@@ -33,7 +33,7 @@ std::optional<std::vector<int>> Sorted(const Csr& csr) {
   } catch (const boost::not_a_dag&) {
     return std::nullopt;
   }
-  std::ranges::reverse(order);  // Boost lists every node behind its successors
+  std::ranges::reverse(order);  // Boost lists every node after its successors
   return order;
 }
 

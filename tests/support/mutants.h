@@ -14,7 +14,7 @@ namespace contraflow {
 /// A sound plan with one thing changed.
 struct Mutant {
   std::string name;  ///< the operator: "drop RECV"
-  std::string what;  ///< what it did: "rank 1, 4 (RECV_F s1 m2 from=0)"
+  std::string what;  ///< description: "rank 1, 4 (RECV_F s1 m2 from=0)"
   Plan plan;
   std::vector<std::string> expected;  ///< Verify must report one of these checks
   bool may_be_sound = false;          ///< the change can be harmless: then it must run right

@@ -13,7 +13,7 @@ namespace contraflow {
 namespace {
 
 /// Values that a rank holds: 'y' the output of a stage, 'g' the gradient of a stage's input, 'f'
-/// what its forward and 'b' what its backward left behind; 'a' that its forward was run again.
+/// what its forward and 'b' what its backward left; 'a' that its forward was run again.
 using Value = std::tuple<char, int, int>;
 
 struct Wrong : std::runtime_error {
@@ -43,7 +43,7 @@ class SymbolicRun {
 
  private:
   struct Rank {
-    size_t next = 0;  // the instruction it is at, or the first behind what it has posted
+    size_t next = 0;  // the instruction it is at, or the first after what it has posted
     int open = 0;     // posted and not met
     std::set<Value> holds;
     std::map<int, std::vector<int>> sums;  // micro-batches in each stage's weight gradient
@@ -67,8 +67,8 @@ class SymbolicRun {
     if (!Holds(rank, value).insert(value).second) Fail(who + " repeats");
   }
 
-  /// At level compute: whether the output of the stage before, and the gradient of the one behind,
-  /// have been made.
+  /// At level compute: whether the output of the stage before, and the gradient of the one after
+  /// it, have been made.
   bool InputsMade(const Instruction& i) const {
     const int s = BackStage(i);
     const bool forward = HasForward(i.op) && i.stage > 0;
@@ -140,7 +140,7 @@ class SymbolicRun {
     }
   }
 
-  /// Messages meet first in first out, whatever they are; what arrives must be what is expected.
+  /// Messages meet first in first out, whatever they are, and must arrive as expected.
   void Post(int r, const Instruction& i) {
     const std::string text = ToString(i);
     ++ranks_[static_cast<size_t>(r)].open;

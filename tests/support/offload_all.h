@@ -4,7 +4,7 @@
 
 namespace contraflow {
 
-/// The compute order with OFFLOAD behind each forward and RELOAD before each backward, but for
+/// The compute order with OFFLOAD after each forward and RELOAD before each backward, but for
 /// chunks that are recomputed.
 inline Plan OffloadAll(Plan plan) {
   const RecomputedCells recomputed(plan);

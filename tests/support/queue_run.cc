@@ -204,7 +204,7 @@ class Run {
     if (what != 'B') return;
     if (rank.did.count({'F', s, m}) == 0) throw Wrong("B before F");
     if (s + 1 < plan_.stages && Owner(s + 1, m) == r && rank.did.count({'B', s + 1, m}) == 0) {
-      throw Wrong("B before the B behind it");
+      throw Wrong("B before the B after it");
     }
   }
 

@@ -10,7 +10,7 @@ namespace contraflow {
 /// A model of `layers` layers of some kinds; with `bytes`, what they hold as well.
 CostModel RandomLayers(std::mt19937_64* random, int layers, bool bytes);
 
-/// Every way to put `layers` layers in a row into so many stages.
+/// Every way to put `layers` layers in a row into this many stages.
 std::vector<Partition> AllPartitions(int layers, int stages);
 
 }  // namespace contraflow

@@ -18,8 +18,8 @@ struct CommCase {
   CostModel costs;
 };
 
-/// One of a schedule, each in its turn, on up to so many ranks with up to so many micro-batches;
-/// `choose` gives the spec its costs, and whatever else it likes.
+/// One of a schedule, each in its turn, on up to this many ranks with up to this many
+/// micro-batches; `choose` gives the spec its costs, and whatever else it likes.
 CommCase DrawCommCase(std::mt19937_64* random, int round, int most_ranks, int most_microbatches,
                       const std::function<void(const Schedule&, Spec*)>& choose);
 

@@ -15,7 +15,7 @@
 
 namespace contraflow {
 
-/// Receives exactly so many bytes, at most until the deadline: the counterpart of SendAll, which
+/// Receives exactly this many bytes, at most until the deadline: the counterpart of SendAll, which
 /// the runtime itself never waits in. Throws Error: "timed out", "the connection was closed", or
 /// what the system says.
 inline void ReceiveAll(const Socket& socket, std::span<std::byte> bytes,

@@ -29,21 +29,22 @@ Model GroupModel(float capacity_factor = 0);
 Plan UnlikePlanFor(const Model& model, std::string_view schedule, int ranks, int microbatches,
                    Level level, uint64_t seed);
 
-/// A plan for expert groups of so many members, with one or two layers a stage: the costs of their
-/// components are drawn by `seed`, their memory is that of the model.
+/// A plan for expert groups of this many members, with one or two layers a stage: the costs of
+/// their components are drawn by `seed`, their memory is that of the model.
 Plan PlanFor(const Model& model, std::string_view schedule, int ranks, int microbatches,
              int members, Level level, uint64_t seed, int data_parallel = 1);
 
 /// A text without a period that a sequence could fall into.
 Dataset SmallDataset();
 
-/// How a plan trains beside a run without a pipeline.
+/// Difference of a plan's training from a run without a pipeline.
 struct BesideOptions {
   bool strict = true;  ///< sends wait for their receives
   int steps = 2;
   bool fill = kFillUnused;
-  const Plan* like = nullptr;  ///< what the run without a pipeline follows; null: the plan
-  std::function<void(StepResult&, ThreadedRun&)> spoil = {};  ///< behind every step
+  const Plan* like =
+      nullptr;  ///< plan that the run without a pipeline follows; null: the plan itself
+  std::function<void(StepResult&, ThreadedRun&)> spoil = {};  ///< after every step
 };
 struct TrainingOutcome {
   std::string difference;  ///< the first one, or why the training failed; "" if neither

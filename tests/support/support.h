@@ -50,8 +50,8 @@ CostModel RandomCosts(std::mt19937_64* random, int stages, int microbatches);
 /// and sometimes components, REDUCE and STEP of no time.
 CostModel RandomMoeCosts(std::mt19937_64* random, int max_layers, Overlap overlap);
 
-/// The same of stages with unlike layers, 1 to `max_layers` each: MoE ones alone, or (`kinds`)
-/// dense and plain ones as well.
+/// Like RandomMoeCosts, of stages with unlike layers, 1 to `max_layers` each: MoE ones alone, or
+/// (`kinds`) dense and plain ones as well.
 CostModel RandomUnlikeCosts(std::mt19937_64* random, int stages, int max_layers, bool kinds,
                             Overlap overlap);
 

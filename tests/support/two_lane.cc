@@ -26,7 +26,7 @@ std::vector<std::vector<int>> LaneOrders(const std::vector<LaneJob>& jobs, bool 
   for (size_t i = 0; i < jobs.size(); ++i) {
     if (jobs[i].all_to_all == all_to_all) lane.push_back(static_cast<int>(i));
   }
-  // One behind the other through the other lane counts as well.
+  // One after another through the other lane counts as well.
   const auto reaches = [&](int from, int to) {
     std::vector<int> open = {to};
     while (!open.empty()) {
@@ -82,7 +82,7 @@ class Events {
  private:
   struct State {
     int done[2] = {0, 0};    // of each chain
-    int runs[2] = {-1, -1};  // what each lane runs: chain 0 or 1, 2 a weight part, -1 nothing
+    int runs[2] = {-1, -1};  // work of each lane: chain 0 or 1, 2 a weight part, -1 nothing
     Time left[2] = {0, 0};   // for how long
     unsigned weights = 0;    // begun
   };

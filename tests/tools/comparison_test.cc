@@ -136,7 +136,7 @@ TEST_SUITE("unit") {
     });
     rows[2].report->simulation.makespan = rows[1].report->simulation.makespan;
     CHECK(Advise(rows).schedule == "v-half");
-    // Beside 1F1B and the best other, never beside the worst.
+    // Against 1F1B and the best other, never against the worst.
     std::vector<CompareRow> all = Compare(request);
     CHECK(!Contains(Advise(all).text, "gpipe"));
   }

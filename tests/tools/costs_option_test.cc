@@ -1,6 +1,5 @@
 #include <doctest/doctest.h>
 
-#include <filesystem>
 #include <string>
 
 #include "compiler/plan/spec.h"
@@ -78,16 +77,6 @@ TEST_SUITE("unit") {
         Failure<UsageError>([] { ReadOption([] { return ParseRecompute("x").stages; }); }) ==
         "`recompute`: must be none, full, auto, attention, experts, all-but-attention, layers=N or "
         "stages as in \"0,3,5-7\", is \"x\"");
-  }
-
-  TEST_CASE("the help of --costs names every profile that ships") {
-    namespace fs = std::filesystem;
-    const fs::path profiles = fs::path(CF_TEST_DIR).parent_path() / "tools/profiles";
-    for (const auto& entry : fs::directory_iterator(profiles)) {
-      if (entry.path().extension() != ".json") continue;
-      CAPTURE(entry.path());
-      CHECK(Contains(std::string(kCostsHelp), entry.path().stem().string()));
-    }
   }
 
   TEST_CASE("chunk costs are derived as --overlap says") {

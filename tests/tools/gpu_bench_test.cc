@@ -42,8 +42,8 @@ void CheckFigures(const std::vector<Figure>& figures, size_t least) {
 }
 
 TEST_SUITE("unit") {
-  // On the emulator figures mean nothing; what is measured must run and be reported all the same,
-  // so that nothing is left to find out on a GPU that is lent for minutes.
+  // On the emulator figures mean nothing. All measurements must still run and be reported, since
+  // time on a real GPU is short.
   TEST_CASE("gpu bench: every kernel is measured") {
     EmulatedGpu gpu;
     gpu.Partition(1, 0);
@@ -136,7 +136,7 @@ TEST_SUITE("unit") {
         bytes += static_cast<int64_t>(holders[s].size()) *
                  (memory.parameter_bytes[s] + memory.gradient_bytes[s] + memory.optimizer_bytes[s]);
       }
-      // All devices share one GPU, of 80 GB at least, with work memory beside this.
+      // All devices share one GPU, of 80 GB at least, with work memory in addition to this.
       CHECK(bytes * shape.expert_parallel < 65'000'000'000);
     }
     const Plan published =
@@ -157,7 +157,8 @@ TEST_SUITE("unit") {
           "x          123\n");
   }
 
-  TEST_CASE("gpu bench: what hides behind compute in a simulated run is what the simulator says") {
+  TEST_CASE(
+      "gpu bench: all-to-all hidden by compute in a simulated run is what the simulator says") {
     CostModel costs;
     costs.moe.emplace().layers_per_stage = 2;
     for (const ComponentCost& component : kComponentCosts) {

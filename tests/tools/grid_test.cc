@@ -92,8 +92,8 @@ TEST_SUITE_BEGIN("unit");
 
 TEST_CASE("a grid is to scale: boxes start and end where the simulation says") {
   const Plan plan = Make("1f1b", 2, 2, Costs(1, 1, 1));
-  // One unit is three columns: "F0" and a free one. By hand: rank 0 runs F0 0..1, F1 1..2,
-  // BW0 4..6, BW1 7..9; rank 1 F0 1..2, BW0 2..4, F1 4..5, BW1 5..7.
+  // One unit is three columns: "F0" and a free one. Expected: rank 0 runs F0 0..1, F1 1..2, BW0
+  // 4..6, BW1 7..9; rank 1 F0 1..2, BW0 2..4, F1 4..5, BW1 5..7.
   CHECK(RankLines(DrawGrid(PictureOf(plan), {})) ==
         std::vector<std::string>{"F0 F1 ......BW0   ...BW1", "...F0 BW0   F1 BW1   ......"});
   CHECK(RankLines(DrawGrid(PictureOf(plan, 1), {})) ==

@@ -358,10 +358,9 @@ TEST_SUITE("unit") {
               text + "\"");
     }
     CHECK(why(four, "Et|t|q|L").starts_with("`layers`: the layout has a 'q' where"));
-    CHECK(
-        why(four, "Et|t|m|tL") ==
-        "Megatron-LM does not take the layout Et|t|m|tL: a transformer layer stands behind one of "
-        "multi-token prediction; compile with another `partition`");
+    CHECK(why(four, "Et|t|m|tL") ==
+          "Megatron-LM does not take the layout Et|t|m|tL: a transformer layer stands after one of "
+          "multi-token prediction; compile with another `partition`");
     // Stages that differ, of unknown layers.
     plan = four;
     plan.costs = UniformCosts(1, 1, 1);

@@ -231,7 +231,7 @@ TEST_SUITE("unit") {
         if (level != Level::kCompute) sound = Lower(std::move(sound), costs, {.target = level});
         for (const Mutant& mutant : MakeMutants(sound, 40, 5)) {
           CAPTURES(schedule, mutant.name, mutant.what);
-          // The costs are of plans with so many layers.
+          // The costs are of plans with this many layers.
           if (mutant.plan.layers == sound.layers) CheckBroken(mutant.plan, costs, &seen);
         }
       }

@@ -31,7 +31,7 @@ Plan PlanOf(const std::string& schedule, Level level) {
   return Compile(MakeSpec(schedule, 4, 8, costs), {.level = level});
 }
 
-/// So many steps; what takes `factor` times as long in each.
+/// N steps, each with instructions that take `factor` times as long.
 std::vector<Straggler> Find(
     const Plan& plan, int steps,
     const std::function<double(int step, size_t rank, const Instruction&)>& factor,

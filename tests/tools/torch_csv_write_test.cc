@@ -57,7 +57,7 @@ bool IsExtra(const std::string& cell) {
   return false;
 }
 
-/// Fields that a release of PyTorch wants beside the messages.
+/// Fields that a release of PyTorch wants in addition to the messages.
 void CheckExtras(const std::vector<std::string>& row) {
   const auto at = [&](const std::string& cell) {
     CHECK(std::ranges::count(row, cell) == 1);

@@ -107,8 +107,8 @@ struct BenchInstance {
 /// "real": the stages of cost files, M P 2P 4P, 1, 1.25, 1.5 and 2 times 1F1B's memory.
 std::vector<BenchInstance> Instances(const BenchOptions& options, std::string_view placement);
 
-/// A figure of a published table beside ours for the same costs: bubble rates,
-/// (length - busy) / length, each by the measure that the paper took for that column.
+/// A figure of a published table and ours for the same costs: bubble rates, (length - busy) /
+/// length, each by the measure that the paper took for that column.
 struct PaperCell {
   std::string table;  ///< "table5"
   std::string model;
@@ -127,7 +127,7 @@ struct PaperCell {
 /// first to the last) is waited for by the first micro-batch of a round alone. Two more columns are
 /// measured with every message waited for, as everywhere else: "interleaved-1f1b_waiting" is the
 /// same order, "interleaved-1f1b_rounds" the one with as many rounds as are longer than P; both
-/// stand beside the published figure of interleaved-1f1b.
+/// stand next to the published figure of interleaved-1f1b.
 std::vector<PaperCell> MeasurePaper(std::string_view document, const std::string& place);
 
 }  // namespace contraflow

@@ -14,9 +14,9 @@ struct Figure {
   bool at_most = false;
 };
 
-/// name, figure, target and ratio (at least 1 where the target is met), with headings.
+/// Table of name, figure, target and ratio (at least 1 if the target is met), with headings.
 std::string FormatFigures(const std::vector<Figure>& figures);
-/// The same of one figure, on a line of its own.
+/// Like FormatFigures, of one figure, on a line of its own.
 std::string FormatFigure(const Figure& figure);
 
 /// Appends a JSON object on a line of its own, with part, figure, value, unit, target and ratio

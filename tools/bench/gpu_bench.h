@@ -138,7 +138,7 @@ struct ScheduleSizes {
   Model model;
   std::vector<Run> runs;  ///< the most valuable first
   Shape overlap;          ///< for F&B with its all-to-all overlapped, and without
-  int steps;              ///< measured, behind the first
+  int steps;              ///< measured, after the first
 
   static ScheduleSizes Full();
   static ScheduleSizes Tiny();
@@ -146,7 +146,7 @@ struct ScheduleSizes {
   std::vector<std::string> Names() const;
 };
 
-/// How far the all-to-all of one rank hides behind compute between the first and the last start of
+/// How far the all-to-all of one rank is hidden by compute between the first and the last start of
 /// a backward's first component, where the pipeline is full.
 struct Hiding {
   Time window = 0, compute = 0, all_to_all = 0, exposed = 0;

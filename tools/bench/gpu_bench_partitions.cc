@@ -117,7 +117,7 @@ class Partitions {
         "TFLOP/s", kTogether * sms_ * static_cast<double>(count));
     Add("a product, all busy / alone", together / alone, "", 1.03, true);
 
-    // A copy of one that has CTAs of its own, beside the product of another.
+    // A copy of one that has CTAs of its own, during the product of another.
     const auto* const from = reinterpret_cast<std::byte*>(bench.Random(kCopyBytes / 2));
     std::byte* const to = bench.Take<std::byte>(kCopyBytes);
     const double beside = Seconds([&] {

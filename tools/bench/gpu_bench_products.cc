@@ -126,7 +126,7 @@ bool MeasureEngine(GpuBench* bench, gpu::Attention::Engine engine, double forwar
   Bf16 *out = bench->Take<Bf16>(values), *dqkv = bench->Take<Bf16>(3 * values);
   float* lse = bench->Take<float>(int64_t{n.tokens} * n.heads);
   std::byte* work = bench->Take<std::byte>(static_cast<int64_t>(attention.work_bytes()));
-  // Half of the products are behind the diagonal. Two products forward, five backward.
+  // Half of the products are above the diagonal. Two products forward, five backward.
   const double product = static_cast<double>(n.tokens) * n.sequence * n.heads * n.head_width;
   const std::string name = "attention (" + std::string(attention.engine()) + ") ";
   bench->Rate(name + "F", 2 * product, forward_target,

@@ -321,7 +321,7 @@ void MeasureSchedule(const std::string& name, const NewGpu& new_gpu, const Sched
   const std::vector<std::string> names = sizes.Names();
   auto at = static_cast<size_t>(std::find(names.begin(), names.end(), name) - names.begin());
   if (at == names.size()) throw Error("there is no schedule \"" + name + "\" to measure");
-  if (at > 0) --at;  // behind the overlap
+  if (at > 0) --at;  // after the overlap
   MeasureOne(new_gpu, sizes.runs[at], sizes, add);
 }
 

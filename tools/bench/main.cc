@@ -25,7 +25,7 @@ constexpr Suite kSuites[] = {
     {"partitions", "the gap of layers and order chosen together; --first, --lists", RunPartitions},
     {"pairs", "the gain over DualPipe and DualPipeV; --costs, --memory", RunPairs},
     {"papers", "Zero Bubble's tables 5 and 8 (--costs FILE), cell by cell", RunPapers},
-    {"measured", "published steps and memories beside predicted; --costs, --each", RunMeasured},
+    {"measured", "published steps and memories next to predicted; --costs, --each", RunMeasured},
 #ifdef CF_RUNTIME
     {"predict", "steps of plans, predicted and measured; --rounds, --steps", RunPredict},
     {"predict-same", "the same, with costs measured in the same plan", RunPredict},

@@ -1,4 +1,4 @@
-// Published measurements beside what the estimator predicts of them, with its defaults and with one
+// Published measurements next to the predictions of the estimator, with its defaults and with one
 // number calibrated.
 
 #include "tools/bench/measured.h"

@@ -18,7 +18,7 @@ struct MeasuredRow {
   int64_t sequence = 4096, micro_batch = 1;
   double workspace = 0;  ///< bytes, as the source has measured them
   bool fp8 = false;
-  bool tp_overlap = false, moe_overlap = false;  ///< communication beside compute
+  bool tp_overlap = false, moe_overlap = false;  ///< communication overlaps compute
   bool assumed = false;                          ///< some inputs are not published
   std::optional<double> seconds;                 ///< of a step
   std::optional<double> bytes;                   ///< of the fullest rank

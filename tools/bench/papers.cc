@@ -17,7 +17,7 @@
 namespace contraflow {
 namespace {
 
-/// A row of a table: a model on so many ranks.
+/// A row of a table: a model on this many ranks.
 struct Row {
   std::string model;
   int layers = 0, ranks = 0, microbatches = 0;
@@ -148,7 +148,7 @@ class Measurement {
 
   Time Busy() const { return row_.microbatches * (row_.f + row_.b + row_.w); }
 
-  /// A rank's costs in so many equal chunks.
+  /// A rank's costs in this many equal chunks.
   Spec SpecOf(const std::string& schedule, int chunks) const {
     Spec spec =
         BenchSpec(schedule, row_.ranks, row_.microbatches,

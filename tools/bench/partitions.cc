@@ -1,5 +1,5 @@
 // Layers and order together: how far a step is above the bound for any partition and any order, on
-// random lists of layers, and how far above that of its own partition. Where both gaps are alike a
+// random lists of layers, and how far above that of its own partition. If both gaps are alike a
 // better order or bound is missing; where only the first is large, a better partition or a better
 // bound for any. Lists with components, whose chunks overlap in pairs, count apart from plain ones.
 

@@ -1,4 +1,4 @@
-// Plans of measured costs beside their steps: the default model, trained by threads of this
+// Plans of measured costs during their steps: the default model, trained by threads of this
 // process.
 //
 // A round: the costs of the layers are measured while zb-1p runs on two ranks; each schedule is

@@ -6,10 +6,10 @@
 
 namespace contraflow {
 
-/// Blocks of 1024 threads that tell on which SM they are, and stay there for so many nanoseconds.
+/// Blocks of 1024 threads that tell on which SM they are, and stay there for N nanoseconds.
 void ProbeSms(gpu::Stream stream, int blocks, uint64_t nanoseconds, int* sm_of_block);
 
-/// *at += 1, after so many nanoseconds.
+/// *at += 1, after this many nanoseconds.
 void CountLate(gpu::Stream stream, uint64_t nanoseconds, int* at);
 
 /// *to = *from.

@@ -14,8 +14,8 @@ namespace contraflow {
 void AddCompareOptions(CLI::App* app, CompareFlags* flags) {
   AddInteger(app, "--ranks", &flags->ranks, "P", "ranks of the pipeline")->required();
   app->add_option("--microbatches", flags->microbatches,
-                  "micro-batches per step, of each replica and of each device of an\n"
-                  "expert group; a list such as 16,32,64 makes a sweep")
+                  "micro-batches per replica and step; with expert groups, per device;\n"
+                  "a list such as 16,32,64 makes a sweep")
       ->type_name("M,...")
       ->required();
   AddInteger(app, "--chunks", &flags->chunks, "V",
@@ -23,8 +23,8 @@ void AddCompareOptions(CLI::App* app, CompareFlags* flags) {
   AddCostsOptions(app, &flags->costs, "f = b = w = 1, without a unit of time");
   AddText(app, "--memory-limit", &flags->memory_limit, "BYTES|Nx,...",
           "schedules that hold more on a rank do not fit; a list such as\n1x,1.5x makes a sweep; "
-          "none: no limit (default: 1x, or none where\nthe memory of devices is known); see "
-          "contraflow compile --help");
+          "none: no limit (default: 1x, or none if the\ndevice memory is known); see contraflow "
+          "compile --help");
   AddInteger(app, "--data-parallel", &flags->data_parallel, "N",
              "replicas of the pipeline (default: 1)");
   AddExpertParallel(app, &flags->expert_parallel);
@@ -35,23 +35,21 @@ void AddCompareOptions(CLI::App* app, CompareFlags* flags) {
                   "contraflow compile --help")
       ->type_name("STAGES");
   app->add_option("--offload", flags->offload,
-                  "stages whose activations wait in the memory of the host, in every\nschedule; "
-                  "see contraflow compile --help")
+                  "stages whose activations wait in host memory, in every schedule; see\n"
+                  "contraflow compile --help")
       ->type_name("STAGES");
   AddPartitionOption(app, &flags->partition,
-                     "how each schedule makes its stages of the model in the costs; see\n"
-                     "contraflow compile --help");
+                     "layers of each stage, in every schedule; see contraflow compile --help");
   AddForOption(app, &flags->target);
   AddText(app, "--schedules", &flags->schedules, "NAME,...",
           "compare these schedules only (default: all)");
-  AddInteger(app, "--global-batch", &flags->global_batch, "N",
-             "samples of a step, of all replicas: over a list of --microbatches,\ntimes and bytes "
-             "of a micro-batch scale so that the batch stays;\nthe costs are of the first in the "
-             "list");
-  app->add_option(
-         "--sort", flags->sort,
-         "sort the rows by step, bubble, gap, memory or total, the smallest first\n(default: "
-         "step if no COLUMN is given)")
+  AddInteger(
+      app, "--global-batch", &flags->global_batch, "N",
+      "samples of a step, of all replicas. Over a list of --microbatches,\nthe times and "
+      "bytes of a micro-batch scale to keep it; the costs are\nthose of the first in the list");
+  app->add_option("--sort", flags->sort,
+                  "sort the rows by step, bubble, gap, memory or total, the smallest "
+                  "first\n(default: step if no COLUMN is given)")
       ->type_name("[COLUMN]")
       ->expected(0, 1);
   app->add_flag("--no-auto", flags->no_auto, "compare published schedules only; do not search");

@@ -126,7 +126,7 @@ void AddCompileOptions(CLI::App* app, CompileFlags* flags) {
       ->required();
   AddInteger(app, "--ranks", &flags->ranks, "P", "ranks of the pipeline")->required();
   AddInteger(app, "--microbatches", &flags->microbatches, "M",
-             "micro-batches per step, of each replica and of each device of an\nexpert group")
+             "micro-batches per replica and step; with expert groups, per device")
       ->required();
   AddInteger(app, "--chunks", &flags->chunks, "V", "stages per rank (default: the schedule's)", 1);
   AddInteger(app, "--data-parallel", &flags->data_parallel, "N",
@@ -134,47 +134,41 @@ void AddCompileOptions(CLI::App* app, CompileFlags* flags) {
   AddExpertParallel(app, &flags->expert_parallel);
   AddCostsOptions(app, &flags->costs, "f = b = w = 1, without a unit of time");
   app->add_option("--model", flags->model,
-                  "model file (runtime/model/README.md), or preset: default or tiny.\nIts sizes "
-                  "replace \"memory\" in the costs, which must have \"moe\"")
+                  "model file of contraflow-run, or preset: default or tiny. Its sizes\nreplace "
+                  "\"memory\" in the costs, which must have \"moe\"")
       ->type_name("FILE|PRESET");
   AddNumber(app, "--capacity", &flags->capacity, "X",
             "each expert takes at most X times its even share of tokens\n"
             "(default: the model's capacity_factor)");
   AddChoice(app, "--device", &flags->device, "cpu|cuda",
-            "where the plan will run; sets the size of the values of a --model\n(default: cpu)");
-  AddText(app, "--memory-limit", &flags->memory_limit, "BYTES|Nx",
-          "most bytes of activations per rank, including what W still needs (a\ncount if the costs "
-          "give no bytes), or N times what 1F1B's fullest\nrank holds of the same model; none: no "
-          "limit. Without it, and without\nthe memory of devices, auto holds no more than 1F1B "
-          "(1x), and nothing\nelse is limited, except that overlapping never raises the "
-          "schedule's\nown peak");
+            "where the plan will run; sets the sizes of a --model (default: cpu)");
+  AddText(
+      app, "--memory-limit", &flags->memory_limit, "BYTES|Nx",
+      "most activations of a rank, stashes for W included: bytes, a count if\nthe costs give no "
+      "bytes, or Nx, N times the peak of 1F1B; none: no limit.\nDefault: 1x for auto unless "
+      "the device memory is known, else none;\noverlapping then never raises the peak of the "
+      "schedule");
   AddDeviceMemoryOptions(app, &flags->device_memory);
   AddSearchOptions(app, &flags->search);
-  app->add_option("--recompute", flags->recompute,
-                  "stages that run their forward again before their backward and\nhold only their "
-                  "input in between: none, full (all stages), a list\nsuch as 0,3,5-7, or auto: "
-                  "the cheapest stages that make the\nschedule fit --memory-limit; without a limit "
-                  "none (default: none).\nattention, experts or all-but-attention: that part alone "
-                  "of every stage\nruns again, attention:0,3,5-7 of some; auto tries these where "
-                  "the costs\nhave \"moe\" and the \"values\" of a layer. layers=2: the first two "
-                  "layers of\nevery stage, layers=2:0,3 of some, layers=2,2,1,0 a number for "
-                  "each\nstage; auto takes as few as it needs where the costs say the layers")
+  app->add_option(
+         "--recompute", flags->recompute,
+         "stages that run their forward again, and keep only their input:\nnone, full, a list "
+         "such as 0,3,5-7, or auto (the cheapest that fits\nthe limits). layers=2: the "
+         "first two layers of each stage;\nlayers=2,2,1,0: a number for each stage. "
+         "attention, experts or\nall-but-attention: that part alone. :0,3 after a part "
+         "or number:\nof these stages (default: none)")
       ->type_name("STAGES");
   app->add_option(
          "--offload", flags->offload,
-         "stages whose activations wait for their backward in the memory of\nthe host, as far as "
-         "the link (\"host\" in the costs) keeps up: none, full, a list such\nas 0,3,5-7, or auto: "
-         "those that make the schedule fit --memory-limit\n(default: none)")
+         "stages whose activations wait in host memory, as many as the link\n(\"host\" in the "
+         "costs) can move in time: none, full, a list such as\n0,3,5-7, or auto (as few as fit "
+         "--memory-limit)\n(default: none)")
       ->type_name("STAGES");
   AddPartitionOption(app, &flags->partition,
-                     "layers of each stage, for costs with \"layers\": auto (the shortest step\n"
-                     "that is found), even, or a list such as 5,4x14,3 (default: auto). For\n"
-                     "costs of stages, even cuts or merges those of P stages, or as many as\n"
-                     "are listed, into what the schedule makes (default: as they are).\n"
-                     "auto may make a stage of the head or the embedding alone, which\n"
-                     "contraflow-run refuses: give a list. A list may be a layout as\n"
-                     "Megatron-LM writes it, Et*3|(tt|)*29,m|L: E the embedding, t a\n"
-                     "transformer layer, m one of multi-token prediction, L the head");
+                     "layers of each stage: auto (the shortest step), even, a list such as\n"
+                     "5,4x14,3, or a layout of Megatron-LM such as Et*3|(tt|)*29,m|L\n"
+                     "(default: auto, for costs with \"layers\"). For costs of stages, even\n"
+                     "cuts or merges them to the number that the schedule has");
   AddForOption(app, &flags->target);
   app->add_option("--level", flags->level,
                   "how far to lower: compute (an order of F, B and W), comm (plus\nmessages; the "

@@ -29,10 +29,10 @@ struct CompileFlags {
   std::string level = "comm";
 };
 
-/// Adds the options that say so to a command.
+/// Adds these options to a command.
 void AddCompileOptions(CLI::App* app, CompileFlags* flags);
 
-/// The same as Compile takes it, with neither observer nor control.
+/// The flags as arguments of Compile, without observer and control.
 struct CompileRequest {
   Spec spec;
   CompileOptions options;

@@ -11,7 +11,7 @@ class App;
 namespace contraflow {
 
 /// Words that an option takes, by its name, "--schedule", where its help does not list them; if
-/// that says FILE, files are offered beside them.
+/// that says FILE, files are offered as well.
 using KnownWords = std::map<std::string, std::vector<std::string>>;
 
 /// A script that completes the commands and options of a program in bash. An option that has

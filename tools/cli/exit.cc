@@ -34,8 +34,8 @@ void AddFields(const CLI::App& app, Fields* fields) {
   for (const CLI::App* command : app.get_subcommands(nullptr)) AddFields(*command, fields);
 }
 
-/// Fields of the options that texts name. Those of compile and compare are among them in every
-/// program: a plan that one cannot run is compiled again.
+/// Fields of the options that texts name. Every program has the fields of compile and compare,
+/// since a plan that it cannot run is compiled again.
 Fields& KnownFields() {
   static Fields known = [] {
     Fields fields;

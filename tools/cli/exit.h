@@ -65,7 +65,7 @@ ExitError ExitErrorOf(const std::exception_ptr& error);
 /// "PROGRAM: error: ..." on stderr and an exit code.
 int RunMain(std::string_view program, const std::function<int()>& body);
 
-/// The same as all of a program's main: `body` gets the words of the command line.
+/// Like the overload above, as all of a program's main: `body` gets the words of the command line.
 int RunMain(std::string_view program, int argc, char** argv,
             const std::function<int(const std::vector<std::string>& words)>& body);
 

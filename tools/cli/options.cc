@@ -294,7 +294,7 @@ void AddQuiet(CLI::App* app, bool* field) {
   };
   app->add_flag_callback("-q,--quiet", set,
                          field == nullptr ? "no warnings, notes or progress on standard error"
-                                          : "print nothing where all is well");
+                                          : "print nothing on success");
 }
 
 void AddVerbose(CLI::App* app, const std::string& help, bool* field) {

@@ -77,11 +77,10 @@ CLI::Option* AddFlag(CLI::App* app, const std::string& name, bool* field, const 
 
 /// -q, which sets the verbosity; with `field` also that, for commands that then print less.
 void AddQuiet(CLI::App* app, bool* field = nullptr);
-/// -v, which does too, beside -q of the same command or alone.
+/// -v, which does too, with or without -q of the same command.
 void AddVerbose(CLI::App* app, const std::string& help, bool* field = nullptr);
 /// The help of commands for which it does no more.
-inline constexpr char kSayProgress[] =
-    "say how far it has come, also where standard error is no terminal";
+inline constexpr char kSayProgress[] = "show progress even if stderr is not a terminal";
 
 /// --json
 CLI::Option* AddJson(CLI::App* app, bool* field);
@@ -91,7 +90,7 @@ CLI::Option* AddJson(CLI::App* app, bool* field);
 /// if they cannot be read.
 bool Parse(CLI::App* app, const std::vector<std::string>& words);
 
-/// The same for options alone, such as "--ranks=4", that come from no command line.
+/// Like Parse, for options alone, such as "--ranks=4", that come from no command line.
 void ParseOptions(const std::vector<std::string>& words,
                   const std::function<void(CLI::App* app)>& add);
 

@@ -18,7 +18,7 @@ namespace {
 
 constexpr double kMaxTimeout = 1e6;
 constexpr int kMaxSteps = 1'000'000'000;
-/// Partitions of a GPU have multiples of so many SMs.
+/// Partitions of a GPU have multiples of this many SMs.
 constexpr int kSmsStep = 8;
 
 /// A positive number of steps.
@@ -155,16 +155,16 @@ std::optional<RunOptions> ParseRunOptions(const std::vector<std::string>& words)
   AddChoice(&app, "--device", &options.device, "cpu|cuda", "where to compute (default: cpu)");
   AddChoice(
       &app, "--transport", &options.transport, "threads|shm|tcp|mpi|nccl",
-      "how ranks exchange messages (default: under a launcher nccl for GPUs\n"
-      "and shm for CPUs, shared memory of one machine; else threads, which with\n--device cuda "
-      "share one GPU; tcp and mpi are older names of shm)");
+      "how ranks exchange messages (default: under a launcher nccl for GPUs\nand shm for CPUs, "
+      "else "
+      "threads). shm is shared memory of one machine.\nThreads with --device cuda share one GPU. "
+      "tcp and mpi mean shm");
   app.add_option("--model", options.model,
-                 "model file (runtime/model/README.md), or preset: default or tiny\n(default: "
+                 "model file, or preset: default or tiny\n(default: "
                  "default); must be that of the plan, if it was compiled with one")
       ->type_name("FILE|PRESET");
   app.add_option("--stages", options.stages,
-                 "train stages of your own in place of the model: a shared library\n"
-                 "(runtime/stages/README.md)")
+                 "train stages of your own in place of the model: a shared library")
       ->type_name("FILE");
   app.add_option("--stage-options", options.stage_options, "text for those stages")
       ->type_name("TEXT");
@@ -178,28 +178,28 @@ std::optional<RunOptions> ParseRunOptions(const std::vector<std::string>& words)
   AddNumber(&app, "--lr", &options.lr, "X",
             "highest learning rate (default: the model's learning_rate)");
   AddNumber(&app, "--clip", &options.clip, "X",
-            "scale all gradients down where their norm is above X; 0: never\n(default: the model's "
-            "clip)");
-  app.add_option("--validation", options.validation,
-                 "also report the loss on this text, or on the last part of the data:\n0.1 holds a "
-                 "tenth of it out")
+            "limit of the gradient norm; 0: none (default: the model's clip)");
+  app.add_option(
+         "--validation", options.validation,
+         "also report the loss on this text, or on the last part of the data\n(0.1 holds out a "
+         "tenth)")
       ->type_name("FILE|PART");
   AddInteger(&app, "--validate-every", &validate_every, "N",
-             "do so after every N steps and the last (default: 100)");
+             "validate after every N steps and the last (default: 100)");
   AddInteger(&app, "--validate-batches", &validate_batches, "N",
-             "on as many micro-batches as N steps have (default: 4)");
+             "validate on the micro-batches of N steps (default: 4)");
   AddInteger(&app, "--steps", &options.steps, "N",
-             "optimizer steps of the whole training, with those before\na checkpoint it resumes "
-             "from (default: 10)");
+             "optimizer steps of the whole training, including those before a resumed\ncheckpoint "
+             "(default: 10)");
   app.add_flag("--check", options.check,
                "train the same steps without a pipeline too, and compare every\n"
                "loss, gradient and weight bit for bit");
   AddInteger(&app, "--log-every", &log_every, "N",
-             "print a line every N steps, for the first and for the last\n(default: 1)");
+             "print a line every N steps, for the first and the last (default: 1)");
   app.add_option("--jsonl", options.jsonl, "write one JSON object per step; --resume continues it")
       ->type_name("FILE");
   AddNumber(&app, "--peak-flops", &options.peak_flops, "X",
-            "FLOP/s that a device can do, for the model FLOPs utilisation in\n--jsonl");
+            "peak FLOP/s of a device, for the model FLOPs utilisation in --jsonl");
   app.add_option("--trace", options.trace,
                  "write the measured timeline of the last step as a Chrome/Perfetto\ntrace")
       ->type_name("FILE");
@@ -215,18 +215,20 @@ std::optional<RunOptions> ParseRunOptions(const std::vector<std::string>& words)
   AddInteger(&app, "--stamps", &stamps, "N",
              "on a GPU: time the instructions of every N-th step, each by two small\nkernels; 0: "
              "never (default: 0, with --trace or --calibrate 1)");
-  app.add_flag("--one-sided", options.one_sided,
-               "over nccl: put the pipeline's messages without kernels, whose SMs then\ncompute "
-               "(NCCL 2.30.7 or newer)");
+  app.add_flag(
+      "--one-sided", options.one_sided,
+      "over nccl: send messages without kernels, which frees their SMs (NCCL\n2.30.7 or newer)");
   AddInteger(&app, "--partition-sms", &options.partition_sms, "N",
              "on a GPU: SMs per rank, a multiple of 8 (default: an equal share)");
-  app.add_option("--matmul-choices", options.matmul_choices,
-                 "on a GPU: take the fastest algorithm for each matrix product, as FILE\nhas it; "
-                 "what is missing there is timed and added")
+  app.add_option(
+         "--matmul-choices", options.matmul_choices,
+         "on a GPU: take the algorithm for each matrix product from FILE; time\nand add the "
+         "missing ones")
       ->type_name("FILE");
-  AddSeconds(&app, "--timeout", &options.timeout,
-             "give up if no rank makes progress for this long (default: 120); a call\nof --stages "
-             "that never returns is ended only under a launcher");
+  AddSeconds(
+      &app, "--timeout", &options.timeout,
+      "give up if no rank makes progress for this long (default: 120). Only a\nlauncher ends "
+      "a call of --stages that never returns");
   app.add_option("--checkpoint", options.checkpoint, "folder for checkpoints; saves one at the end")
       ->type_name("DIR");
   AddInteger(&app, "--checkpoint-every", &every, "N", "also save a checkpoint after every N steps");
@@ -243,17 +245,19 @@ std::optional<RunOptions> ParseRunOptions(const std::vector<std::string>& words)
       ->type_name("ORDER");
   AddSeconds(&app, "--rendezvous-timeout", &options.rendezvous_timeout,
              "how long launched processes wait for each other at the start\n(default: 60)");
-  app.add_option("--secret-file", options.secret_file,
-                 "file with the job's secret, which keeps strangers out (default: the\nenvironment "
-                 "variable CONTRAFLOW_SECRET)")
+  app.add_option(
+         "--secret-file", options.secret_file,
+         "file with the secret of the job, against foreign connections (default:\nthe environment "
+         "variable CONTRAFLOW_SECRET)")
       ->type_name("FILE");
-  app.add_option("--grace", grace,
-                 "how long SIGTERM, SIGUSR1, SIGUSR2, SIGHUP or SIGXCPU leave for the step\nunder "
-                 "way and its checkpoint before the end (default: 30s)")
+  app.add_option(
+         "--grace", grace,
+         "time after SIGTERM, SIGUSR1, SIGUSR2, SIGHUP or SIGXCPU to finish the\nstep and save a "
+         "checkpoint (default: 30s)")
       ->type_name("500ms|30s|2m");
   app.add_option("--ask", options.ask,
-                 "print what the job that meets at this address is doing, and end: step,\n"
-                 "and for each rank its instruction and whom it waits for; needs the\njob's secret")
+                 "print the state of the job at this address, and end: the step, and the\n"
+                 "instruction and peer of each rank; needs the job's secret")
       ->type_name("HOST:PORT");
   AddChoice(&app, "--completion", &completion, "bash|man",
             "print a script that completes options in bash, or the manual page");

@@ -35,7 +35,7 @@ struct RunOptions {
   bool json = false;
   bool strict = false;
   bool graph = true;       ///< --device cuda: replay a step that was captured once
-  int stamps = 1;          ///< measure when instructions run every so many steps; 0: never
+  int stamps = 1;          ///< measure when instructions run every n steps; 0: never
   bool one_sided = false;  ///< --transport nccl: the pipeline's messages are put without kernels
   int partition_sms = 0;   ///< --device cuda: of each device; 0: as many as there are for each
   std::string matmul_choices;      ///< --device cuda: file of chosen algorithms; "": none

@@ -134,21 +134,18 @@ void AddCostsOptions(CLI::App* app, CostsOption* option, const std::string& othe
                   std::string(kCostsHelp) + "\n(default: " + otherwise + ")")
       ->type_name("FILE|PROFILE");
   AddTime(app, "--f", &option->f,
-          "forward of a stage; T is a time such as 6.2ms, or a number in the\nunit of the costs. "
-          "This and the flags below override the costs;\nwithout costs, those of --f, --b and --w "
-          "that are left out are 1");
+          "forward of a stage: 6.2ms, or a number in the unit of the costs.\nThis and the flags "
+          "below override the costs. Without costs, the\ndefault of --f, --b and --w is 1");
   AddTime(app, "--b", &option->b, "backward for the input gradient only");
   AddTime(app, "--w", &option->w, "backward for the weight gradient only");
-  AddTime(app, "--bw", &option->bw, "full backward (default: what the costs say, else b + w)");
+  AddTime(app, "--bw", &option->bw, "full backward (default: from the costs, else b + w)");
   AddNumber(app, "--split", &option->split, "X",
-            "share of b in a full backward (--bw, or \"bw\" in the costs) that is\ngiven without b "
-            "and w (0 to 1; default: 0.5)");
+            "share of b in a full backward given without b and w (0 to 1; default:\n0.5)");
   AddTime(app, "--fb", &option->fb,
-          "a forward overlapped with a full backward (default: what the costs\nsay, else f + bw)");
+          "a forward overlapped with a full backward (default: from the\ncosts, else f + bw)");
   AddTime(app, "--comm", &option->comm, "a message between neighbouring stages");
   app->add_option("--host-link", option->host_link,
-                  "the link to the memory of the host, for --offload: a bandwidth such as\n"
-                  "25GB/s, or the time of one copy")
+                  "the link to host memory, for --offload: 25GB/s, or the time of one copy")
       ->type_name("BYTES/s|T");
   AddOverlapOption(app, option);
 }
@@ -164,7 +161,7 @@ std::string WithCostsFile(const CostsOption& option, const std::string& text) {
 void AddOverlapOption(CLI::App* app, CostsOption* option) {
   app->add_option("--overlap", option->overlap,
                   "how far MoE components overlap: published (only a forward with a\n"
-                  "backward, as in the papers) or all (default: what the costs say,\nelse all)")
+                  "backward, as in the papers) or all (default: from the costs,\nelse all)")
       ->type_name("published|all");
 }
 
@@ -277,26 +274,25 @@ CostModel CostsForPlan(const CostsOption& option, const Plan& plan,
 
 void AddExpertParallel(CLI::App* app, int* members) {
   AddInteger(app, "--expert-parallel", members, "N",
-             "devices per rank, which split its experts (default: what the costs\nsay, else 1)", 1);
+             "devices per rank, which split its experts (default: from the\ncosts, else 1)", 1);
 }
 
 void AddDeviceMemoryOptions(CLI::App* app, DeviceMemoryOption* option) {
-  app->add_option("--device-memory", option->bytes,
-                  "bytes of a rank's device, such as 80GB, for all that it holds:\nparameters (of "
-                  "every copy), gradients, optimizer state,\nactivations, messages and workspace "
-                  "(default: that of the GPU in the\ncosts; none: no limit)")
+  app->add_option(
+         "--device-memory", option->bytes,
+         "memory of a rank's device, such as 80GB: parameters (of every copy),\ngradients, "
+         "optimizer state, activations, messages and workspace\n(none: no limit; "
+         "default: that of the GPU in the costs)")
       ->type_name("BYTES|none");
   AddInteger(app, "--zero", &option->zero, "N",
-             "ZeRO stage: devices that hold the same parameters share the optimizer\nstate (1), "
-             "gradients too (2), and parameters, of which two stages\nare gathered at a time (3): "
-             "those of "
-             "experts over replicas\n(--data-parallel), all others over the expert group, too "
-             "(default: what\nthe costs say, else 0)");
+             "ZeRO stage: replicas share optimizer state (1), gradients too (2),\nparameters too "
+             "(3; two stages are gathered at a time). Parameters\nother than experts' are also "
+             "shared over the expert group\n(default: from the costs, else 0)");
 }
 
 namespace {
 
-/// True if some stage, or some layer, has these bytes.
+/// True if a stage or a layer has these bytes.
 bool Says(const CostModel& costs, std::vector<int64_t> MemoryCost::*of_stages,
           std::optional<int64_t> LayerCost::*of_layer) {
   if (costs.layers.empty()) return costs.memory && !((*costs.memory).*of_stages).empty();
@@ -381,8 +377,8 @@ std::optional<PartitionChoice> ReadPartition(const std::optional<std::string>& t
 
 void AddForOption(CLI::App* app, std::optional<std::string>* text) {
   app->add_option("--for", *text,
-                  "take only what this system runs: torch (plans of one route),\nmegatron (1f1b, "
-                  "interleaved-1f1b) or dualpipe (dualpipe,\ndualpipe-v)")
+                  "only plans that this system runs: torch (plans of one route), megatron\n(1f1b, "
+                  "interleaved-1f1b) or dualpipe (dualpipe, dualpipe-v)")
       ->type_name("torch|megatron|dualpipe");
 }
 
@@ -422,26 +418,25 @@ double ParseShare(const std::string& text) {
 }  // namespace
 
 void AddSearchOptions(CLI::App* app, SearchOption* option) {
-  app->add_option("--placement", option->placement,
-                  "for auto: linear (one stage per rank), v (two, down and back),\ninterleaved "
-                  "(--chunks), wave (--chunks, down and back again and again),\nbidirectional (two "
-                  "routes, parameters twice), single (tries all but that)\nor any (tries all); "
-                  "stages are split or merged to keep the same model, waves\nand more than two "
-                  "chunks tried for costs with layers only (default: any)")
+  app->add_option(
+         "--placement", option->placement,
+         "for auto: linear (one stage per rank), v (two), interleaved or wave\n(--chunks), "
+         "bidirectional (two routes, parameters twice), single\n(all but bidirectional) "
+         "or any. Stages are split or merged to keep\nthe model. Waves and over two "
+         "chunks need costs with layers\n(default: any)")
       ->type_name("PLACEMENT");
   app->add_option("--budget", option->budget,
-                  "for auto: processor time of the whole command, about; it counts\nevaluated "
-                  "instructions, not seconds, so the result is the same on every\nmachine "
-                  "(default: 2s)")
+                  "for auto: about the processor time of the command. Counted in\nevaluated "
+                  "instructions, so every machine gives the same result\n(default: 2s)")
       ->type_name("500ms|1s|2m");
-  app->add_option("--until", option->until,
-                  "for auto: end once no plan can be shorter than the best one by more\nthan this "
-                  "(default: 0.3%)")
+  app->add_option(
+         "--until", option->until,
+         "for auto: end once the best plan is within this of the lower bound\n(default: 0.3%)")
       ->type_name("X%");
-  AddInteger(app, "--seed", &option->seed, "N", "for auto: another N, another search (default: 0)");
+  AddInteger(app, "--seed", &option->seed, "N", "for auto: random seed of the search (default: 0)");
   AddNumber(app, "--noise", &option->noise, "X",
-            "for auto: among equally short orders, prefer the one least\nsensitive to random "
-            "durations, with standard deviation X times\neach duration (0 to 0.5; default: 0)");
+            "for auto: of equally short orders, prefer the least sensitive to\nrandom durations of "
+            "standard deviation X times the mean (0 to 0.5;\ndefault: 0)");
 }
 
 SearchOptions ResolveSearch(const SearchOption& option) {

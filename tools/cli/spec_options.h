@@ -33,13 +33,10 @@ struct CostsOption {
   }
 };
 
-/// Values that --costs takes; a test compares it with the profiles that ship.
+/// Values of --costs.
 inline constexpr const char* kCostsHelp =
-    "cost file (tools/README.md), whose path has a / or ends in .json;\n"
-    "- is standard input; or a profile that ships:\n"
-    "deepseek-v3-h800, deepseek-v3-pp16, gemma-2-9b-pp8,\n"
-    "gpt3-175b-pp16, kimi-k2-pp16, llama-3-405b-pp16,\n"
-    "mixtral-8x22b-pp8, mixtral-8x7b-pp8 or moe-unit";
+    "cost file (guide: Cost files), whose path has a / or ends in .json;\n"
+    "- is standard input; or a profile that ships (contraflow profiles)";
 
 /// Message of the library, with the file of the costs in place of the field `costs`.
 std::string WithCostsFile(const CostsOption& option, const std::string& text);
@@ -90,7 +87,7 @@ void RefuseChunkCosts(const CostsOption& option, bool layers = false);
 CostModel CostsForPlan(const CostsOption& option, const Plan& plan,
                        std::vector<std::string>* assumed = nullptr);
 
-/// --expert-parallel; 0 where it is not given.
+/// Adds --expert-parallel; 0 if it is not given.
 void AddExpertParallel(CLI::App* app, int* members);
 
 /// --device-memory and --zero.

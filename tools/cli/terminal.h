@@ -32,9 +32,8 @@ std::string Legible(std::string text);
 /// Writes text for people to standard output, legible, as wide as that is.
 void Print(const std::string& text);
 
-/// How much is said on standard error beside errors: nothing; warnings and notes, and on a terminal
-/// how far work has come; that everywhere. The command line sets it, -q or -v, before anything is
-/// said.
+/// Output on stderr in addition to errors: none; warnings, notes and progress on a terminal; the
+/// same everywhere. The command line sets it, -q or -v, before anything is said.
 enum class Verbosity : uint8_t { kQuiet, kUsual, kVerbose };
 void SetVerbosity(Verbosity verbosity);
 Verbosity GetVerbosity();

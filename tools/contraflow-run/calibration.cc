@@ -214,7 +214,7 @@ CostModel Calibration::CostsOfPlan() const {
       costs.stage_moe.push_back(ComponentCosts(plan_.LayersOf(s)));
     }
   }
-  // Not used where instructions are components, but every plan's costs have them.
+  // Every plan's costs have chunk costs, though plans of components do not use them.
   for (int s = 0; s < plan_.stages; ++s) {
     StageCost chunk;
     for (const ComponentCost& component : kComponentCosts) {

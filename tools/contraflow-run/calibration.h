@@ -17,10 +17,10 @@ Time MiddleMean(std::vector<Time> times);
 Time Quantile(std::vector<Time> times, double part);
 
 /// Costs of the instructions of a plan, from measured timelines: a plan's own figures for the
-/// machine it runs on. Components are told apart by layer, chunks, REDUCE and STEP by stage. Of
-/// what computes the mean of the middle half counts; of exchanges and REDUCE, which also wait for
-/// others, the lower quartile. Of messages only those count that found their receiver waiting: from
-/// the end of what made them to the start of what needed them.
+/// machine it runs on. Components are told apart by layer, chunks, REDUCE and STEP by stage.
+/// Compute counts by the mean of its middle half; exchanges and REDUCE, which also wait for others,
+/// by the lower quartile. Messages count only if they found their receiver waiting: from the end of
+/// what made them to the start of what needed them.
 class Calibration {
  public:
   explicit Calibration(const Plan& plan) : plan_(plan) {}
@@ -33,8 +33,8 @@ class Calibration {
     delays_ = {};
   }
 
-  /// Costs that fit the plan, to simulate it with: what did not occur apart is a share of what did.
-  /// In microseconds, with the plan's memory costs. At least one step was added.
+  /// Costs of the plan for a simulation. Parts that were not measured apart get a share of the
+  /// whole. In microseconds, with the plan's memory costs. At least one step was added.
   CostModel CostsOfPlan() const;
   /// Throws Error, with a schedule that has it, if something that a cost file needs does not occur
   /// in the plan.
@@ -43,8 +43,8 @@ class Calibration {
   CostModel CostsForCompiler(const std::string& source) const;
   /// STEP or REDUCE of a stage; 0 if the plan has none.
   Time OfStage(Op op, int stage) const { return Of(op, stage, -1); }
-  /// A message of so many bytes: how long it fills its link, by the shortest that were copied, and
-  /// what else passes until who waits for it goes on.
+  /// A message of this many bytes: how long it fills its link, by the shortest that were copied,
+  /// and what else passes until who waits for it goes on.
   CommCost Messages(int64_t bytes) const;
 
  private:
@@ -55,7 +55,7 @@ class Calibration {
     auto operator<=>(const Key&) const = default;
   };
 
-  /// However long a training is, it remembers so many times of each instruction.
+  /// However long a training is, it remembers this many times of each instruction.
   static constexpr size_t kMostTimes = 4096;
   struct Times {
     std::vector<Time> newest;

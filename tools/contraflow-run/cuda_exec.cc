@@ -19,7 +19,7 @@ int TrainOnCuda(const RunOptions&, char** argv) {
   execv(program.c_str(), argv);
   throw Error("`device` cuda: " + program +
               " cannot be started: " + std::generic_category().message(errno) +
-              "; install it beside contraflow-run, or use `device` cpu");
+              "; install it next to contraflow-run, or use `device` cpu");
 }
 
 #else

@@ -27,7 +27,7 @@
 namespace contraflow {
 namespace {
 
-/// SHA-256 of all blocks of all stages, in the process that leads.
+/// SHA-256 of all blocks of all stages; valid in process 0.
 std::string WeightsOf(const Plan& plan, CustomTraining* training, Job* job) {
   const std::vector<std::vector<int>> holders = HoldersOfStage(plan);
   std::map<std::string, Digest> mine, all;

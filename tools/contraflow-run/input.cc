@@ -158,7 +158,7 @@ std::string DigestOf(const Dataset& data) {
   return Hex(stream.Finish());
 }
 
-/// Reads the input beside the plan. Custom stages have neither a model nor a text of ours.
+/// Reads the input other than the plan. Custom stages have neither a model nor a text of ours.
 void ReadRest(const RunOptions& options, RunInput* input) {
   if (!options.stages.empty()) {
     input->stages_digest = Hex(Sha256(ReadFile(options.stages, kMaxStagesBytes)));

@@ -25,11 +25,11 @@ struct RunInput {
   std::optional<Dataset> validation;
 };
 
-/// Reads what the options name and proves the plan. Throws Error if anything is wrong with it.
+/// Reads the files of the options, and proves the plan. Throws Error for a flaw.
 RunInput ReadInput(const RunOptions& options);
 
-/// The same for a process of a job: of a plan with a file for each rank it opens the head and its
-/// own rank's file. The other programs are empty, and nothing is proven yet.
+/// Like ReadInput, for a process of a job: of a plan with a file for each rank it opens the head
+/// and its own rank's file. The other programs are empty, and nothing is proven yet.
 RunInput ReadInputOf(const RunOptions& options, int process);
 /// Whether a process reads only its own file.
 bool ReadsOwnFile(const RunOptions& options);

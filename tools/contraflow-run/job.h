@@ -71,7 +71,7 @@ class RunCheckpoints {
   /// Checkpoint that --resume found, as a line for the report; "" without it.
   const std::string& note() const { return note_; }
 
-  /// Whether there is one after this step, which is not the last.
+  /// True if a checkpoint is due after this step, which is not the last.
   bool DueAfter(int step) const;
   /// After every step: begins the checkpoints that are due; `last`: the training ends with it.
   void AfterStep(int step, bool last, Run& run);

@@ -21,7 +21,7 @@
 namespace contraflow {
 namespace {
 
-/// The compute that an exchange is counted with, since nothing runs beside it.
+/// The compute that an exchange is counted with, since nothing runs concurrently with it.
 Op ComputeOf(Op op) {
   if (op == Op::DISPATCH_F || op == Op::COMBINE_F) return Op::MLP_F;
   if (op == Op::COMBINE_B) return Op::MLP_B;
@@ -70,8 +70,8 @@ double PerParameter(const Plan& plan, const Model& model, int owned, const Calib
   return time / parameters;
 }
 
-/// Time of the messages of two copies to sum so many bytes of gradients: a half each there, and the
-/// sums back.
+/// Time of the messages of two copies to sum this many bytes of gradients: a half each there, and
+/// the sums back.
 Time MessagesOfSum(int64_t bytes, const CommCost& comm) {
   const double messages = 2 * static_cast<double>(bytes) / static_cast<double>(comm.bytes);
   return static_cast<Time>(std::llround(messages * static_cast<double>(comm.occupancy)));
@@ -131,7 +131,7 @@ std::vector<double> SpeedsOf(const std::vector<RankParts>& parts, const Model& m
       all.insert(all.end(), times.begin(), times.end());
     }
   }
-  std::vector<double> layer;  // what a rank takes for one
+  std::vector<double> layer;  // time of a rank for one
   for (auto& times_of : of_rank) {
     double sum = 0;
     // A longer time may have waited for a core.
@@ -236,7 +236,7 @@ std::string WriteLayerTimes(const CostModel& costs, const Model& model,
       "\nEach time is the mean of the middle half of those of all ranks, layers and\n"
       "micro-batches; in us:\n" +
       FormatTable(table) +
-      "Exchanges of experts are counted with the compute beside them, as nothing runs beside\n"
+      "Exchanges of experts are counted with the next compute, as nothing runs concurrently with\n"
       "them on a CPU. step and reduce are shared out by the parameters; without REDUCE in the\n"
       "plan, reduce is what two copies would send each other.\n";
   std::string out;

@@ -30,10 +30,10 @@ std::vector<RankParts> GatherParts(Run& run, Job& job);
 /// (all alike, so as one entry with `repeat`), and the head with the loss. In microseconds.
 ///
 /// A time is the mean of the middle half of what all ranks took. On the host a rank computes one
-/// thing after the other, its exchanges too: those are counted with the compute beside them, and
-/// no all-to-all is left that could run beside compute. STEP and REDUCE come from whole stages, and
-/// are shared out by the parameters; of a plan without REDUCE that is an estimate, from what a
-/// message takes. Bytes are those that the host allocates.
+/// thing after the other, its exchanges too: those are counted with the next compute, and no
+/// all-to-all is left that could run concurrently with compute. STEP and REDUCE come from whole
+/// stages, and are shared out by the parameters; of a plan without REDUCE that is an estimate, from
+/// what a message takes. Bytes are those that the host allocates.
 ///
 /// `model` is fitted to the plan; `calibration` has the plan's messages, STEP and REDUCE.
 CostModel CostsByLayer(const Plan& plan, const Model& model, const std::vector<RankParts>& parts,
@@ -42,9 +42,9 @@ CostModel CostsByLayer(const Plan& plan, const Model& model, const std::vector<R
 /// Up to which part of their time ranks count as alike.
 inline constexpr double kUnlikeRanks = 0.1;
 
-/// How fast each of so many ranks computes a layer of the model, beside the fastest, by the lower
-/// quartiles of its times and to three digits; empty if the slowest takes no more than kUnlikeRanks
-/// longer, or a rank says nothing.
+/// How fast each of this many ranks computes a layer of the model, next to the fastest, by the
+/// lower quartiles of its times and to three digits; empty if the slowest takes no more than
+/// kUnlikeRanks longer, or a rank says nothing.
 std::vector<double> SpeedsOf(const std::vector<RankParts>& parts, const Model& model, int ranks);
 
 /// The same measurement as if every rank were as fast as the fastest.

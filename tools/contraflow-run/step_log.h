@@ -18,8 +18,7 @@ class StepFile {
   StepFile(const std::string& path, int done);
   StepFile(const StepFile&) = delete;
 
-  /// `row` begins with "step". Where the disk is full the line is left out; the first time that is
-  /// said on standard error.
+  /// `row` begins with "step". Skips the line if the disk is full, with a warning the first time.
   void Add(const Json& row);
 
  private:

@@ -32,7 +32,7 @@ void Stragglers::Add(const Timeline& timeline) {
     for (size_t i = 0; i < plan_.programs[r].size(); ++i) {
       const Instruction& instruction = plan_.programs[r][i];
       const Work work = WorkOf(instruction.op);
-      // Exchanges and sums wait for others; what STEP takes depends on the stage.
+      // Exchanges and sums wait for others; the time of STEP depends on the stage.
       if (work != Work::kCompute && work != Work::kComponent) continue;
       std::vector<Shortest>& of_kind = window_[KindOf(instruction)];
       of_kind.resize(ranks);

@@ -22,12 +22,11 @@ struct Straggler {
   bool operator==(const Straggler&) const = default;
 };
 
-/// Finds the ranks whose machine is slower, by what the computing instructions of measured steps
-/// take: of each rank and kind of instruction the shortest of 8 steps is compared with the mean of
-/// the other ranks' shortest, weighted by how often the rank has it; then the median of all such
-/// windows counts. The compute of only one rank compares with nothing: forwards of the first stage,
-/// which embed the text, and chunks of the last, which have the head, are kinds of their own, and
-/// so are chunks of so many layers.
+/// Finds slow ranks by the compute times of measured steps. For each rank and kind of instruction,
+/// the shortest time of 8 steps is compared with the mean of the other ranks' shortest, weighted by
+/// its frequency. The median of all these windows counts. The compute of only one rank compares
+/// with nothing: forwards of the first stage, which embed the text, and chunks of the last, which
+/// have the head, are kinds of their own, and so are chunks of this many layers.
 class Stragglers {
  public:
   /// Slowness that may be noise, this or less.
@@ -46,7 +45,7 @@ class Stragglers {
 
  private:
   static constexpr int kWindow = 8;
-  /// However long a training is, the newest so many windows count.
+  /// However long a training is, the newest this many windows count.
   static constexpr size_t kMostWindows = 128;
 
   /// Operation, whether it embeds the text, whether its forward and its backward have the head, and
@@ -72,7 +71,7 @@ class Stragglers {
 /// "slower than the others: rank 2 (+23 %), rank 3 (+11 %)\n"; "" without any.
 std::string FormatStragglers(const std::vector<Straggler>& stragglers);
 
-/// The same as a member "stragglers" of a document, a list that may be empty.
+/// Like FormatStragglers, as a member "stragglers" of a document, a list that may be empty.
 void StragglersToJson(const std::vector<Straggler>& stragglers, Json* document);
 
 }  // namespace contraflow

@@ -20,7 +20,7 @@ namespace contraflow {
 namespace {
 
 /// True on the compute lane of instructions that have lanes; without them messages and REDUCE run
-/// beside compute, as in Simulate.
+/// concurrently with compute, as in Simulate.
 bool OnComputeLane(const Plan& plan, Op op) {
   if (plan.level >= Level::kComponent) return LaneOf(op) == Lane::kCompute;
   return WorkOf(op) == Work::kCompute || WorkOf(op) == Work::kStep;

@@ -51,7 +51,8 @@ void AddTimes(const Plan& plan, const Timeline& timeline, RunTimes* times);
 /// left of the difference to the measured ones is what the simulation does not know of.
 class Replay {
  public:
-  /// `lanes`: exchanges and REDUCE ran beside compute (on a GPU). The plan must outlive it.
+  /// `lanes`: exchanges and REDUCE ran concurrently with compute (on a GPU). The plan must outlive
+  /// it.
   Replay(const Plan& plan, bool lanes) : plan_(plan), lanes_(lanes) {}
 
   /// Remembers a step; however long a training is, the newest that fit in some megabytes count.
@@ -80,7 +81,8 @@ struct ComparedTimes {
 /// across machines; then makespan, bubble ratio and gap to the bound.
 std::string FormatTimes(const Plan& plan, const ComparedTimes& times);
 
-/// The same as members "unit", "kinds", "bubble_ratio", "makespan" and "gap" of a document.
+/// Like FormatTimes, as members "unit", "kinds", "bubble_ratio", "makespan" and "gap" of a
+/// document.
 void TimesToJson(const Plan& plan, const ComparedTimes& times, Json* document);
 
 struct Plan;
@@ -100,7 +102,7 @@ std::vector<RankArenas> ArenasOf(const Plan& plan, Run& run, Job& job);
 /// Bytes of a device of each rank, arena by arena, and of all together predicted and allocated.
 std::string FormatArenas(const std::vector<RankArenas>& ranks);
 
-/// The same as a member "arenas" of a document.
+/// Like FormatArenas, as a member "arenas" of a document.
 void ArenasToJson(const std::vector<RankArenas>& ranks, Json* document);
 
 }  // namespace contraflow

@@ -110,8 +110,8 @@ class Training {
   std::optional<Output> output_, progress_;  // where it leads; the latter for --json on a terminal
   ComparedTimes times_;
   Calibration calibration_;  // of the same steps as times_.measured
-  Replay replay_;            // likewise
-  Stragglers stragglers_;    // likewise
+  Replay replay_;            // of the same steps
+  Stragglers stragglers_;    // of the same steps
   bool asked_ = false;       // to stop before the last step
   bool begun_ = false;       // whether the step after the one under way has begun too
   StepResult last_;

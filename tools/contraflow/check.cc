@@ -188,8 +188,7 @@ std::function<int()> AddCheck(CLI::App* app) {
   AddCostsOptions(app, &options->costs, "each plan's own");
   Limits* const limits = &options->limits;
   AddTime(app, "--max-bubble", &limits->max_bubble,
-          "most idle time of any rank in a step, all its gaps together\n(6.2ms, or a number in the "
-          "costs' unit)");
+          "most idle time of a rank in a step (6.2ms, or a number in the unit of\nthe costs)");
   AddNumber(app, "--max-bubble-ratio", &limits->max_bubble_ratio, "X",
             "bubbles as a share of all ranks' time, 0 to 1 or as in 10%");
   AddTime(app, "--max-makespan", &limits->max_makespan, "makespan");
@@ -200,17 +199,16 @@ std::function<int()> AddCheck(CLI::App* app) {
   AddInteger(app, "--max-activations", &limits->max_activations, "N",
              "most activations that a rank holds at once");
   app->add_option("--max-bytes", options->max_bytes,
-                  "most bytes on a rank in all: activations and, as far as the costs\nsay, "
-                  "parameters, gradients, optimizer state and messages")
+                  "most bytes on a rank: activations and, if the costs have them,\nparameters, "
+                  "gradients, optimizer state and messages")
       ->type_name("BYTES");
   app->add_option("--max-memory", options->max_memory,
-                  "most activations of a rank, as a multiple of what 1F1B's fullest rank\nholds of "
-                  "the same model")
+                  "most activations of a rank, as a multiple of the peak of 1F1B")
       ->type_name("Nx");
   AddFlag(app, "--formula", &limits->formula,
           "require every rank's bubble to equal the published formula");
   AddText(app, "--bounds", &options->bounds, "FILE",
-          "limits from a file (tools/README.md); what is given here goes before");
+          "limits from a file (guide: Guard a plan in CI); flags override it");
   AddText(app, "--golden", &options->golden, "PLAN", "require this plan, and draw what changed");
   AddJson(app, &options->json);
   AddText(app, "--junit", &options->junit, "FILE", "write a JUnit report; - is stdout");

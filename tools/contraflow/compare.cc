@@ -259,16 +259,14 @@ std::function<int()> AddCompare(CLI::App* app) {
   const auto options = std::make_shared<CompareCommand>();
   AddCompareOptions(app, options.get());
   AddText(app, "--html", &options->html, "FILE",
-          "write a page with all that fit, one above the other on one axis of\ntime");
+          "write an HTML page with the timelines of all schedules that fit");
   AddText(app, "--title", &options->title, "TEXT", "title of that page");
   AddChoice(app, "--format", &options->format, "text|csv|html",
             "print the table, CSV, or that page (default: text)");
   AddJson(app, &options->json);
   app->add_flag("--csv", options->csv, "print CSV, a line per schedule, and nothing else");
   app->add_flag("--wide", options->wide, "add every other column");
-  app->add_flag("--pareto", options->pareto,
-                "print the front of time against memory instead: what no other way to\nrun the "
-                "model is both shorter and smaller than");
+  app->add_flag("--pareto", options->pareto, "print the Pareto front of step time and memory");
   app->add_option("--vary", options->vary,
                   "print what a step would take with one of these 10 % lower (memory:\n10 % more): "
                   "f, b, w, comm, all-to-all, memory, or all")

@@ -57,8 +57,8 @@ std::string WhatWasMade(const Plan& plan, const CostModel& costs, const std::str
   const Simulation run = Simulate(plan, plan.costs ? *plan.costs : costs, Keep::kFigures);
   return (path == "-" ? "" : path + ": ") + DescribePlan(plan) + ", makespan " +
          FormatWithUnit(run.makespan, costs.unit) +
-         (LeavesOutUpdates(plan, plan.costs ? *plan.costs : costs) ? kWithoutUpdates : "") +
-         ", bubble ratio " + FormatPercent(run.bubble_ratio());
+         (LeavesOutUpdates(plan, plan.costs ? *plan.costs : costs) ? kWithoutUpdates : "") + ", " +
+         IdleTitle(plan.layers > 0) + " " + FormatPercent(run.bubble_ratio());
 }
 
 /// One line where another partition takes little longer and holds much less; "" where none does, or
@@ -84,7 +84,7 @@ bool GathersAgain(const Plan& plan) {
 /// Share of its budget beyond which a search says that it took longer.
 constexpr double kOverspent = 1.5;
 
-/// Note on a search that took so many times its budget, in nanoseconds.
+/// Note on a search that took this many times its budget, in nanoseconds.
 std::string OverspentNote(double spent, int64_t budget) {
   char seconds[32];
   std::snprintf(seconds, sizeof seconds, "%.2g s", spent * static_cast<double>(budget) * 1e-9);
@@ -150,11 +150,10 @@ std::function<int()> AddCompile(CLI::App* app) {
   AddChoice(app, "--dump-after", &options->dump_after, "comm|component|buffer|all",
             "print the plan to stderr after this pass; all: after each");
   AddText(app, "-o,--output", &options->output, "FILE",
-          "plan file; - is stdout (default, but on a terminal only a summary),\n.cbor is binary, "
-          "FOLDER/ is one binary file per rank");
+          "plan file; - is stdout; .cbor is binary, FOLDER/ is one binary file\nper rank "
+          "(default: stdout, on a terminal only a summary)");
   AddQuiet(app);
-  AddVerbose(app,
-             "say how far it has come and what was made, also where standard error is no terminal");
+  AddVerbose(app, "show progress and a summary even if stderr is not a terminal");
   return [options] { return RunCompile(*options); };
 }
 

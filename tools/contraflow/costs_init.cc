@@ -132,7 +132,7 @@ std::function<int()> AddCostsInit(CLI::App* init) {
                       "are in one (default: many nodes)",
                       1));
   of_model(AddFlag(init, "--tp-overlap", &options->tp_overlap,
-                   "messages of --tp run beside matmuls, but for one part of N"));
+                   "overlap messages of --tp with matmuls, all but one part of N"));
   AddText(init, "-o,--output", &options->out, "FILE", "the cost file (default: -, stdout)");
   // The description is also a line of a list, so that the empty line after it comes from here.
   UseHelpFormatter(init);

@@ -122,10 +122,10 @@ std::function<int()> AddDiff(CLI::App* app) {
   AddPlan(app, &options->right, "OTHER")
       ->description(
           "another plan; or the trace of a run of this one, as contraflow-run\n--trace writes it");
-  AddTexts(app, "TRACE", &options->more, "where each rank has a trace of its own, the others");
+  AddTexts(app, "TRACE", &options->more, "the other traces, if each rank has one");
   AddFlag(app, "--stat", &options->stat, "only the figures, and how much moved on each rank");
   AddText(app, "--update-costs", &options->update_costs, "COSTS",
-          "write the costs that the trace has, for compile and simulate");
+          "write the costs in the trace to a file, for compile and simulate");
   AddJson(app, &options->json);
   AddQuiet(app);
   return [options] { return Diff(*options); };

@@ -109,7 +109,8 @@ std::function<int()> AddExplain(CLI::App* app) {
              "why this rank is idle, and its five longest idle times");
   app->add_flag("--all", options->all, "list every idle time of that rank");
   AddTime(app, "--at", &options->at,
-          "what that rank does at this time (6.2ms, or a number in the costs'\nunit), and why");
+          "this rank's instruction at this time, and why (6.2ms, or a number in\nthe unit of the "
+          "costs)");
   AddInteger(app, "--instruction", &options->instruction, "I",
              "why that instruction of the rank starts when it does");
   AddJson(app, &options->json);

@@ -103,24 +103,22 @@ std::function<int()> AddExport(CLI::App* app) {
   const auto options = std::make_shared<ExportOptions>();
   AddPlan(app, &options->plan);
   AddChoice(app, "--to", &options->to, "torch-csv|torchtitan|chrome-trace|dot|megatron-layout",
-            "PyTorch's compute order; that and a Python function with the values\n"
-            "of torchtitan's configuration; the predicted timeline; a graph for\n"
-            "Graphviz; the arguments that make Megatron-LM run the plan")
+            "torch-csv: PyTorch's compute order; torchtitan: that, and its\n"
+            "configuration; chrome-trace: the predicted timeline; dot: a graph for\n"
+            "Graphviz; megatron-layout: arguments of Megatron-LM")
       ->required();
-  AddChoice(app, "--form", &options->form, "compute|compute_comms|python|flags|toml",
-            "for torch-csv: the compute order alone, from which PyTorch makes\nmessages, or with "
-            "those of the plan (default: compute); for torchtitan:\nPython with the flags in its "
-            "text, these flags alone, or TOML, which no\nrelease since February 2026 reads "
-            "(default: python)");
+  AddChoice(
+      app, "--form", &options->form, "compute|compute_comms|python|flags|toml",
+      "torch-csv: compute (PyTorch makes the messages; default) or\ncompute_comms (the plan's); "
+      "torchtitan: python (a function and flags;\ndefault), flags, or toml, which no release "
+      "since February 2026 reads");
   app->add_option("--torch", options->torch,
-                  "for torch-csv: the release that will read it, which decides what\ncells there "
-                  "are (default: 2.15)")
+                  "torch-csv: the release that will read it (default: 2.15)")
       ->type_name("VERSION");
   app->add_option("--layers", options->layers,
-                  "for megatron-layout and torchtitan, the layers of the model: how many\n"
-                  "transformer layers it has or each stage has (6,5x6,4), or a layout\n"
-                  "such as Et*6|(t*6|)*6t*4L (default: those of the costs; where they do\n"
-                  "not say, one a stage for megatron-layout, an error for torchtitan)")
+                  "megatron-layout, torchtitan: transformer layers of the model or of each\n"
+                  "stage (6,5x6,4), or a layout such as Et*6|(t*6|)*6t*4L (default: from\n"
+                  "the costs, else one a stage for megatron-layout)")
       ->type_name("N|N,N,..|LAYOUT");
   AddText(app, "-o,--output", &options->output, "FILE",
           "where to write; - is stdout (default); torchtitan needs a file");

@@ -70,20 +70,19 @@ std::function<int()> AddProfile(CLI::App* app) {
       ->type_name("")
       ->required();
   AddText(app, "--from", &flags->from, kProfileForms,
-          "what the files are: traces of PyTorch's profiler, a log with\nMegatron-LM's timers, "
-          "ranges of nsys stats, traces of\ncontraflow-run, or a table with the columns stage, op "
-          "and time\n(default: what they look like)");
+          "form of the files: PyTorch's profiler, a log with Megatron-LM's timers,\nranges of nsys "
+          "stats, contraflow-run, or a table with the columns\nstage, op and time (default: found "
+          "by content)");
   AddText(app, "-o,--output", &flags->out, "COSTS",
-          "the cost file, in microseconds; what was measured goes to\nstandard output (default: -, "
-          "stdout; then that goes to stderr)");
-  AddText(app, "--plan", &flags->plan, "PLAN",
-          "the plan that ran: how many stages and micro-batches there are,\nand what a profile "
-          "does not say, such as bytes");
+          "the cost file, in microseconds; the measurements go to stdout\n(default: -, stdout; the "
+          "measurements then go to stderr)");
+  AddText(
+      app, "--plan", &flags->plan, "PLAN",
+      "the plan that ran: stages, micro-batches, and facts that a profile\nlacks, such as bytes");
   AddNumber(app, "--split", &flags->options.split, "X",
-            "share of b in a full backward, where only that was timed\n(0 to 1; default: 0.5)");
-  AddInteger(
-      app, "--warmup", &flags->options.warmup, "N",
-      "steps at the begin of each file that do not count (default: 1\nof two or more, else 0)", 0);
+            "share of b in a full backward, if only that was timed (0 to 1;\ndefault: 0.5)");
+  AddInteger(app, "--warmup", &flags->options.warmup, "N",
+             "steps to skip at the start of each file (default: 1 of two or more,\nelse 0)", 0);
   app->add_flag(
       "--mean", flags->options.mean,
       "means in place of medians: costs that add up to the time of\nthis run, outliers and all");

@@ -44,7 +44,7 @@ CostModel CostsOf(const CostsOption& option, const ScheduleFile& file,
                   std::vector<std::string>* assumed) {
   std::vector<std::string> said;
   CostModel costs = CostsForPlan(option, file.plan, &said);
-  // There it is of b and w alone.
+  // That warning is about b and w alone.
   if (file.notes.forwards_alone) return CostsOfForwards(std::move(costs), "the CSV");
   if (assumed == nullptr) Warn(said);
   if (assumed != nullptr) *assumed = std::move(said);

@@ -119,7 +119,7 @@ std::string Listing(const ShowOptions& options, const std::string& path) {
     const Simulation simulation = Simulate(plan, costs);
     return WriteListing(plan, costs, &simulation, view);
   }
-  // Its instructions can be read all the same, and that is how a flaw is found.
+  // The instructions of an unsound plan can be read, to find its flaw.
   const std::string listing = WriteListing(plan, costs, nullptr, view);
   return listing + "\n" + WriteStandstill(*RunBroken(plan, costs, path), plan, costs.unit);
 }
@@ -191,9 +191,10 @@ std::function<int()> AddShow(CLI::App* app) {
       app, options.get(),
       "plan files or folders, or PyTorch's CSV; - is standard input; several\nfor --format "
       "html and svg, one above the other");
-  AddChoice(app, "--format", &options->format, "text|grid|svg|html",
-            "instructions with times, or a drawing; html: a page to zoom into and\nto ask "
-            "(default: as -o ends, else text)");
+  AddChoice(
+      app, "--format", &options->format, "text|grid|svg|html",
+      "instructions with times, a drawing, or an interactive page (default:\nas -o ends, else "
+      "text)");
   AddChoice(app, "--color", &options->color, "auto|always|never",
             "colour the grid; auto (default): on a terminal, unless NO_COLOR is\nset");
   AddInteger(app, "--width", &options->width, "N",

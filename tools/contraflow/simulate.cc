@@ -80,8 +80,7 @@ std::function<int()> AddSimulate(CLI::App* app) {
   AddCostsOptions(app, &options->costs, "the plan's own");
   AddText(app, "--trace", &options->trace, "FILE",
           "write the predicted timeline as a Chrome/Perfetto trace");
-  AddText(app, "--html", &options->html, "FILE",
-          "write a page with the plan over time, to zoom into and to ask");
+  AddText(app, "--html", &options->html, "FILE", "write an interactive HTML timeline");
   AddJson(app, &options->json);
   AddQuiet(app);
   return [options] { return RunSimulate(*options); };

@@ -34,16 +34,16 @@ struct TorchCsvOptions {
 };
 
 /// A plan in PyTorch's CSV for pipeline schedules: one row a rank, cells such as "2F0" and
-/// "(0F7;7B3)OVERLAP_F_B". There B is the full backward and I the one for the input gradient. As
-/// compute_only it is the compute order, from which torch.distributed.pipelining makes its own
-/// communication; with messages, the plan's own in their order, and around them what that release
-/// wants beside: WAIT_SEND_F where the gradient has come back and WAIT_SEND_B at the end,
-/// REDUCE_GRAD and WAIT_REDUCE_GRAD after the last weight gradient of a stage, or where the plan
-/// has its REDUCE, UNSHARD at the start of a row and RESHARD after the gradients. Groups are
-/// posted one by one. Recompute and offload have no cells: see TorchNotes.
-/// Throws Error if a stage lives on two ranks, which PyTorch cannot express; if the plan has
-/// components; if a loss is out of turn (LossOutOfTurn); if the release lacks a cell, with the one
-/// that has it; and, with messages, if there are none, or groups that are not sound one by one.
+/// "(0F7;7B3)OVERLAP_F_B". There B is the full backward and I the one for the input gradient. Form
+/// compute_only is the compute order, from which torch.distributed.pipelining makes its own
+/// communication; with messages, the plan's own in their order, and around them the cells that the
+/// release wants in addition: WAIT_SEND_F where the gradient has come back and WAIT_SEND_B at the
+/// end, REDUCE_GRAD and WAIT_REDUCE_GRAD after the last weight gradient of a stage, or where the
+/// plan has its REDUCE, UNSHARD at the start of a row and RESHARD after the gradients. Groups are
+/// posted one by one. Recompute and offload have no cells: see TorchNotes. Throws Error if a stage
+/// lives on two ranks, which PyTorch cannot express; if the plan has components; if a loss is out
+/// of turn (LossOutOfTurn); if the release lacks a cell, with the one that has it; and, with
+/// messages, if there are none, or groups that are not sound one by one.
 std::string WriteTorchCsv(const Plan& plan, const TorchCsvOptions& options = {});
 
 /// Returns notes on the parts of a plan that the file lacks, for the modules to do: "checkpoint
@@ -66,22 +66,22 @@ struct TorchCsvNotes {
 /// between stages that have none, and for sizes over the limits of plan.h. All else that messages
 /// and ranks together can have wrong is Verify's to say.
 ///
-/// Reads the same printed as Python's lists, with None for an empty cell. Where there is a BW, or a
-/// W and no I, the letters are those before December 2024: B the input gradient, BW all of it.
-/// Adds a backward after forwards alone. `notes` gets the last two and more.
+/// Reads the same printed as Python's lists, with None for an empty cell. If there is a BW, or a W
+/// and no I, the letters are those before December 2024: B the input gradient, BW all of it. Adds a
+/// backward after forwards alone. `notes` gets the last two and more.
 Plan ReadTorchCsv(std::string_view text, const std::string& place, TorchCsvNotes* notes = nullptr);
 
 /// Costs under which the added backwards take no time. Throws Error for costs of components.
 CostModel CostsOfForwards(CostModel costs, const std::string& place);
 
-/// The first forward of the last stage that is out of turn: PyTorch keeps the losses in the order
-/// of these forwards and takes that of a micro-batch by its number, so that they must ascend.
-/// Returns nothing where they do. Of a plan with one route.
+/// Returns the first forward of the last stage that is out of order, or none. PyTorch keeps losses
+/// in the order of these forwards and indexes them by micro-batch, so they must ascend. The plan
+/// has one route.
 std::optional<Finding> LossOutOfTurn(const Plan& plan);
 /// Throws Error with its place in the CSV where there is one.
 void RequireLossesInTurn(const Plan& plan, const std::string& place);
 
-/// The same without messages and marks: a plan of level compute.
+/// Returns the plan without messages and marks, at level compute.
 Plan WithoutMessages(Plan plan);
 
 /// Room for a hundred million cells.
@@ -96,7 +96,7 @@ std::string CsvPlace(const Plan& plan, int rank, int index);
 /// --pipeline-model-parallel-size, --pipeline-model-parallel-layout
 /// (schedules/partition/layer_layout.h), for several chunks a rank
 /// --microbatch-group-size-per-virtual-pipeline-stage, and the number of layers, expert
-/// parallelism, recompute of all of them, and the batch, for micro-batches of so many sequences.
+/// parallelism, recompute of all of them, and the batch, for micro-batches of this many sequences.
 ///
 /// `layers` as LayersOfStages (tools/interop/stage_layers.h) takes it. Throws Error that says why
 /// for plans that Megatron-LM cannot run: it has 1F1B and interleaved 1F1B, on more than one rank,
@@ -118,7 +118,7 @@ std::string WriteTorchtitan(const Plan& plan, const std::string& csv,
                             const std::optional<std::string>& layers, std::string_view form,
                             const Launch* launch = nullptr);
 
-/// The CSV that goes with such a file: beside it, with its name.
+/// Path of the CSV of such a file: next to it, with its name.
 std::string CsvBeside(const std::string& output);
 
 /// Why the values cannot be in this file, as the CSV has that name or it is TOML's; or "".

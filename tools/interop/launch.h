@@ -22,7 +22,7 @@ struct Launch {
   int64_t sequence = 0;  ///< tokens
   int zero = 0;
   bool fp8 = false;
-  bool tp_overlap = false;         ///< messages of tensor parallelism run beside matmuls
+  bool tp_overlap = false;         ///< messages of tensor parallelism run concurrently with matmuls
   bool experts = false;            ///< the model has experts
   std::string optimizer = "adam";  ///< as --optimizer of `contraflow plan` takes it
 };
@@ -58,7 +58,7 @@ std::vector<LaunchFile> LaunchFiles(const Launch& launch, const Plan& plan,
 /// Why the framework cannot run the plan, or "".
 std::string FlawFor(const Launch& launch, const Plan& plan);
 
-/// Returns a script that trains a model of Hugging Face by the plan.json beside it. It shares the
+/// Returns a script that trains a model of Hugging Face by the plan.json next to it. It shares the
 /// optimizer's state over replicas, not over devices that share experts.
 std::string WriteTrainScript(const Launch& launch);
 

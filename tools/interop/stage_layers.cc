@@ -21,7 +21,7 @@ LayerLayout OfCounts(const Partition& counts) {
   return layout;
 }
 
-/// The same of so many layers in all.
+/// The same of this many layers in all.
 Partition SpreadLayers(int layers, int stages) {
   Partition counts(static_cast<size_t>(stages), layers / stages);
   for (size_t i = 1; i <= static_cast<size_t>(layers % stages); ++i) ++counts[i];

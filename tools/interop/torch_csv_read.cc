@@ -298,7 +298,7 @@ class Reader {
     }
   }
 
-  std::string_view text_;  ///< what is not read yet
+  std::string_view text_;  ///< the unread rest
   const std::string& file_;
   Plan plan_;
   std::vector<Place> owners_;  ///< of each stage, where it was seen first

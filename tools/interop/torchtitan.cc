@@ -251,7 +251,7 @@ std::string CsvBeside(const std::string& output) {
 std::string FlawOfTorchtitanFile(const std::string& output, std::string_view form) {
   const std::string name = form == "toml" ? "run.toml" : "run.py";
   if (output == "-" || CsvBeside(output) == output) {
-    return "torchtitan gets a file of values and a CSV of that name beside it; give a file such "
+    return "torchtitan gets a file of values and a CSV of that name next to it; give a file such "
            "as " +
            name;
   }

@@ -20,7 +20,7 @@ class Boxes {
     while (this.levels.at(-1).starts.length > 4 * GROUP) this.levels.push(coarser(this.levels.at(-1)));
   }
 
-  // The finest level with at most so many boxes between two times, and which they are.
+  // The finest level with at most this many boxes between two times, and which they are.
   window(from, to, most) {
     for (let number = 0;; ++number) {
       const level = this.levels[number];

@@ -1,4 +1,4 @@
-// Rows, labels and the axis: what changes with the view. What lies over it is drawn in marks.js.
+// Rows, labels and the axis: what changes with the view. marks.js draws the marks over it.
 
 const AXIS_HEIGHT = 24, DARK_INK = 0xff30241f, LIGHT_INK = 0xffffffff;
 
@@ -117,7 +117,7 @@ class Painter {
       context.fillRect(Math.round(x), AXIS_HEIGHT - 7, 1, 7);
       const width = context.measureText(mark.text).width;
       context.fillStyle = colors.soft;
-      // The last stands before its mark where there is no room behind it.
+      // The last stands before its mark where there is no room after it.
       context.fillText(mark.text, x + 4 + width > end ? x - 4 - width : x + 4, AXIS_HEIGHT / 2);
     }
     if (this.right > 20) {

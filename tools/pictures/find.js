@@ -16,7 +16,7 @@ function parseQuery(text) {
   return words.length > 0 ? query : null;
 }
 
-// At most so many are kept: nobody goes through more one by one.
+// At most this many are kept: nobody goes through more one by one.
 const MOST_FOUND = 20000;
 
 function findInstructions(plans, query) {

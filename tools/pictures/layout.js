@@ -1,5 +1,5 @@
 // Which rows there are and where: for each plan a head, for each of its ranks the compute lane with
-// a strip below for what runs beside it or, opened, a row for each lane.
+// a strip below for what runs concurrently with it or, opened, a row for each lane.
 
 const HEAD_HEIGHT = 26, STRIP_HEIGHT = 5, LANE_HEIGHT = 12, CURVE_HEIGHT = 34, PLAN_GAP = 10, TOP = 6;
 const LEAST_ROW = 2, MOST_ROW = 40, USUAL_ROW = 24;
@@ -130,7 +130,8 @@ class Layout {
 
 function gapOf(height) { return height >= 12 ? 4 : height >= 6 ? 2 : height >= 4 ? 1 : 0; }
 
-// Which instructions lie in a row. What takes no time has no box, but a message shows when it leaves.
+// Which instructions lie in a row. Instructions without duration have no box, but a message shows
+// when it leaves.
 function laneFilter(plan, lane) {
   const takesTime = (id) => plan.end[id] > plan.start[id];
   if (lane === "compute") return (id) => plan.lane(id) === 0 && takesTime(id);

@@ -58,7 +58,7 @@ class Page {
   }
 
   resized(fitRows) {
-    // Rows take what the window leaves beside the rest of the page.
+    // Rows fill the window, less the rest of the page.
     const rest = this.stage.getBoundingClientRect().top + window.scrollY + 120;
     const available = Math.max(240, window.innerHeight - rest);
     if (fitRows) this.layout.fitHeight(available - AXIS_HEIGHT - 6);

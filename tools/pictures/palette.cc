@@ -37,7 +37,7 @@ uint32_t WhiteOf(Op kind) {
   if (kind == Op::R || kind == Op::ATTN_R) return 45;
   if (kind == Op::B || kind == Op::BW || kind == Op::ATTN_B) return 28;
   if (kind == Op::W || kind == Op::ATTN_W) return 5;
-  return 85;  // what runs beside them
+  return 85;  // work that runs concurrently with them
 }
 
 uint32_t WithWhite(uint32_t color, uint32_t white) {

@@ -40,13 +40,13 @@ struct Picture {
     std::vector<Box> boxes;
   };
   std::vector<Row> rows;
-  Time from = 0, to = 0;  ///< what is drawn; boxes may reach out of it
+  Time from = 0, to = 0;  ///< range drawn; boxes may reach out of it
   Unit unit = Unit::kUnit;
   std::string title;    ///< the plan in one line
   std::string heading;  ///< above it where there are several pictures; "": none
   std::string figures;  ///< makespan and bubbles in one line
   std::string costs;    ///< the costs in one line
-  std::string sides;    ///< what side 1 is, "" where there is one side only
+  std::string sides;    ///< name of side 1, "" if there is one side only
   int side_count = 1;
   std::vector<StoppedRank> stops;     ///< of a plan that is not sound
   std::vector<std::string> findings;  ///< of that, the first
@@ -100,7 +100,7 @@ Time RulerStep(Time least);
 
 /// How many sides have colours of their own; then they begin again.
 inline constexpr int kSideColors = 8;
-/// The colour (0xrrggbb) of a kind of work (KindOf) on one of so many sides.
+/// The colour (0xrrggbb) of a kind of work (KindOf) on one of this many sides.
 uint32_t ColorOf(Op kind, int side, int sides);
 /// "#ffd166"
 std::string ColorText(uint32_t color);
@@ -145,7 +145,7 @@ inline constexpr int kMinSvgWidth = 200;
 inline constexpr int kMaxSvgWidth = 100'000;
 
 /// Draws a self-contained SVG, `width` pixels wide. Every box has a tooltip with its instruction
-/// and times. By default every label has room, as far as the drawing stays below 4,000.
+/// and times. Every label has room by default, as far as the drawing stays below 4,000.
 std::string DrawSvg(const Picture& picture, std::optional<int> width = std::nullopt);
 
 /// Draws pictures of one unit, one above the other on one axis of time, below a title unless that
@@ -153,7 +153,7 @@ std::string DrawSvg(const Picture& picture, std::optional<int> width = std::null
 std::string DrawSvg(std::span<const Picture> pictures, const std::string& title,
                     std::optional<int> width = std::nullopt);
 
-/// Most instructions of a plan that WriteDot takes: Graphviz needs minutes for so many.
+/// Most instructions of a plan that WriteDot takes: Graphviz takes minutes for these.
 inline constexpr int64_t kMaxDotInstructions = 10'000;
 
 /// A plan as a graph for Graphviz: a cluster a rank with its instructions, chained in issue order

@@ -21,7 +21,7 @@ constexpr Hundredths kHeadRoom = 3200, kRowHeight = 2400, kRowGap = 400, kRight 
 constexpr Hundredths kLegendLine = 2200, kTitleLine = 2800;
 /// Left edge of the picture: after "rank 0", or "rank 0 all-to-all".
 constexpr Hundredths kLeftOfRanks = 7000, kLeftOfLanes = 12000;
-/// Between the two lanes of a rank.
+/// Gap between the two lanes of a rank.
 constexpr Hundredths kLaneGap = 100;
 constexpr Hundredths kNarrow = 400;
 /// A drawing is at least this wide where time allows, and never much wider than the most.

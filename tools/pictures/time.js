@@ -8,7 +8,7 @@ function unitFor(ticks, plan) {
   return TIME_UNITS.find(([, size]) => Math.abs(ticks) >= size) || TIME_UNITS.at(-1);
 }
 
-// To `digits` figures, no zeros behind the point that say nothing.
+// To `digits` figures, no zeros after the point that say nothing.
 function rounded(value, digits) {
   const text = value.toPrecision(digits);
   return text.includes("e") ? String(Number(text)) : text.includes(".") ? text.replace(/\.?0+$/, "") : text;

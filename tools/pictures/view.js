@@ -15,7 +15,7 @@ class View {
   x(time) { return (time - this.from) / this.span * this.width; }
   time(x) { return this.from + x / this.width * this.span; }
 
-  // A little of what is before and behind may be seen, so that edges can be.
+  // A little of what is before and after may be seen, so that edges can be.
   show(from, to) {
     const least = Math.max(this.longest / 1e7, 10), margin = this.longest * 0.02;
     let span = Math.min(Math.max(to - from, least), this.longest + 2 * margin);

@@ -34,7 +34,7 @@ struct Configuration {
 void ForEachPair(std::string_view text, std::span<const std::string_view> keys,
                  const std::function<void(const std::string& key, std::string_view value)>& take);
 
-/// Returns a whole number from `least`, none where the text is no such.
+/// Reads a whole number from `least` up. None if the text is no such number.
 std::optional<int> WholeNumber(std::string_view text, int least);
 
 /// Values that a configuration must have, by "tp", "cp", "ep", "etp", "pp", "dp", "micro-batch" and

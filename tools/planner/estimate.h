@@ -27,7 +27,7 @@ class PlannerCosts {
 
   /// Text of the cost file that `costs init` would write.
   std::string TextOf(const Configuration& configuration) const;
-  /// The same as a cost model, with the memory of the request's GPU.
+  /// Like TextOf, as a cost model, with the memory of the request's GPU.
   const CostModel& Of(const Configuration& configuration);
   Estimate EstimateOf(const Configuration& configuration);
 

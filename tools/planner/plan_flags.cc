@@ -105,31 +105,30 @@ PlanRequest ResolvePlan(const PlanFlags& flags) {
 void AddPlanOptions(CLI::App* app, PlanFlags* flags) {
   Require(AddText(app, "--model", &flags->model, "CONFIG.json",
                   "config.json of a Hugging Face model; - is standard input"));
-  AddText(app, "--like", &flags->like, "TYPE",
-          "read it as a model of this \"model_type\", where its own is not known");
+  AddText(app, "--like", &flags->like, "TYPE", "read an unknown \"model_type\" as this one");
   Require(AddText(app, "--gpu", &flags->gpu, "NAME", kGpuHelp));
   Require(AddInteger(app, "--gpus", &flags->gpus, "N", "GPUs in all", 1));
   Require(AddInteger(app, "--global-batch", &flags->global_batch, "N",
                      "sequences of a step, of all GPUs", 1));
   Require(AddInteger(app, "--seq", &flags->seq, "N", "tokens of a sequence", 1));
-  AddChoice(app, "--dtype", &flags->dtype, "bf16|fp8", "what matmuls take (default: bf16)");
+  AddChoice(app, "--dtype", &flags->dtype, "bf16|fp8", "type of matmul operands (default: bf16)");
   AddFlag(app, "--tp-overlap", &flags->tp_overlap,
-          "messages of tp run beside matmuls, but for one part of tp");
+          "overlap messages of tp with matmuls, all but one part of tp");
   AddKeptOptions(app, &flags->kept);
-  AddText(app, "--memory", &flags->memory, "BYTES",
-          "of a GPU, for all that it holds (default: as the GPU has)");
+  AddText(app, "--memory", &flags->memory, "BYTES", "memory of a GPU (default: from its sheet)");
   AddText(app, "--fix", &flags->fix, "KEY=N,...",
-          "configurations with these values alone: tp, cp, ep, etp,\npp, dp, micro-batch or zero");
+          "only configurations with these values: tp, cp, ep, etp, pp,\ndp, micro-batch or zero");
   AddText(app, "--only", &flags->only, "NAME,...",
           "schedules to compile (default: auto); contraflow list\nshows them all");
   AddChoice(app, "--for", &flags->framework, "megatron|torch|torchtitan",
-            "plans that Megatron-LM, contraflow.torch or torchtitan\nruns, with what starts it");
+            "only plans that Megatron-LM, contraflow.torch or torchtitan\nruns; -o then has the "
+            "files that start it");
   AddText(app, "--measured", &flags->measured, "KEY=X,...",
-          "a run of the model on this GPU: its tokens/s/gpu=N or\nstep=TIME, with tp, pp and the "
-          "like, schedule, recompute;\nscales the efficiencies so that it is predicted right");
+          "a run of the model on this GPU: tokens/s/gpu=N or step=TIME,\nwith tp, pp and so on, "
+          "schedule, recompute; scales the\nefficiencies to predict that run exactly");
   AddText(app, "--budget", &flags->budget, "TIME",
-          "of the whole command, about; counted in work, so that\nthe answer is the same "
-          "everywhere (default: 20s)");
+          "about the processor time of the command; counted in work, so\nevery machine gives the "
+          "same answer (default: 20s)");
   AddInteger(app, "--top", &flags->top, "N", "rows (default: 5)", 1);
 }
 

@@ -23,11 +23,11 @@ struct PlanFlags {
   std::optional<std::string> config = {};  ///< text of the model's config.json, in place of a file
 };
 
-/// Adds the options that say so to a command.
+/// Adds these options to a command.
 void AddPlanOptions(CLI::App* app, PlanFlags* flags);
 
-/// The same as FindPlans takes it. Reads the model, and the GPU if that is a file. Throws
-/// UsageError for a value that its option does not take, Error for what does not go together.
+/// Makes a request from the flags. Reads the model, and the GPU if that is a file. Throws
+/// UsageError for an invalid value, Error for a combination that does not work.
 PlanRequest ResolvePlan(const PlanFlags& flags);
 
 }  // namespace contraflow

@@ -33,7 +33,7 @@ std::string LimitsOf(const PlannerRow& row) {
   return text;
 }
 
-/// Largest part of the step that is not compute; compute where that leaves less than a tenth.
+/// Largest part of the step other than compute; "compute" if all others are less than a tenth.
 std::string LimitOf(const PlannerRow& row) {
   for (const auto& [name, share] : row.parts) {
     if (name != "compute" && share >= 0.1) return name;
@@ -48,7 +48,7 @@ std::string MeasuredOn(const PlanRequest& request) {
   return some ? request.gpu.name + ", where it has its own, H100 and H800" : "H100 and H800";
 }
 
-constexpr const char* kTpOverlaps = "messages of tp run beside matmuls, but for one part of tp";
+constexpr const char* kTpOverlaps = "messages of tp overlap matmuls, all but one part of tp";
 constexpr const char* kTpWaits =
     "messages of tp and matmuls wait for each other; --tp-overlap where the framework overlaps "
     "them";

@@ -30,7 +30,7 @@ constexpr size_t kHarder = 3;
 /// Times the budget of the scan that are spent where there are fewer rows than asked for.
 constexpr int64_t kMostOver = 3;
 
-/// Work of one compilation beside a search, and for each of its cells: nanoseconds, about.
+/// Approximate work of a compilation without its search, and of each cell, in nanoseconds.
 struct CompileWork {
   int64_t once, cell;
 };
@@ -67,7 +67,7 @@ std::string QuickOf(const std::vector<std::string>& schedules) {
       schedules, {}, [](const std::string& schedule) { return WorkOf(schedule).once; });
 }
 
-/// Stages a rank that are tried beside a schedule's own where a framework has few schedules.
+/// Other stages per rank to try, if a framework has few schedules.
 constexpr int kDepths[] = {3, 4, 6, 8};
 
 class PlanSearch {
@@ -78,7 +78,7 @@ class PlanSearch {
   PlannerResult Run() {
     Collect();
     Scan(ShareOf(searches() ? kScan : kScanNamed));
-    if (rows_.empty()) LookHarder();
+    if (rows_.empty()) SearchLonger();
     if (rows_.empty()) RefuseAll();
     result_.compiled = static_cast<int>(rows_.size());
     if (request_.schedules != std::vector{quick_})
@@ -185,7 +185,7 @@ class PlanSearch {
   }
 
   /// Searches the configurations that need least memory, whether 1F1B fits or not.
-  void LookHarder() {
+  void SearchLonger() {
     std::ranges::stable_sort(candidates_, {}, [](const Candidate& candidate) {
       return candidate.estimate.fixed + candidate.estimate.one_batch;
     });
@@ -367,7 +367,7 @@ class PlanSearch {
   PlannerResult result_;
   bool deep_ = false;      // more stages a rank are tried
   std::string flaw_;       // why the framework does not run a configuration
-  std::string plan_flaw_;  // likewise of a plan that was made
+  std::string plan_flaw_;  // reason why the framework does not run a plan
   bool flawed_ = false;    // it does not run a plan of this configuration
   Time best_ = INT64_MAX;
   int64_t spent_ = 0;          // of the budget

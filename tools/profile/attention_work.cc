@@ -15,7 +15,7 @@ double MeanKeys(int64_t sequence, int64_t window) {
   return w - w * w / (2 * s);
 }
 
-/// The same of one key for so many tokens.
+/// The same of one key for N tokens.
 double MeanCompressed(int64_t sequence, int64_t tokens, int64_t window) {
   return MeanKeys(std::max<int64_t>(1, sequence / tokens), window);
 }
@@ -204,7 +204,7 @@ void AddCore(const Heads& heads, WorkBuilder* builder) {
   std::string formula = Product({2, work.tokens, heads.heads, dims}) + " x " + FormatReal(keys) +
                         " keys, b 2.5 times that";
   if (others > 0) {
-    formula += "; beside it keys and values go around cp, " +
+    formula += "; meanwhile keys and values go around cp, " +
                Product({others, work.tokens, heads.k + heads.v}) + " x 2 bytes, b twice that";
   }
   work.Add(LayerPart{.name = "attention",

@@ -22,7 +22,7 @@ struct TraceEvent {
   double end() const { return start + duration; }
 };
 
-/// Text beside the events.
+/// Text outside the events.
 struct TraceHead {
   int64_t rank = -1, world_size = -1;
   double base = 0;  ///< microseconds to add to every start
@@ -35,7 +35,7 @@ TraceHead ReadTraceEvents(std::string_view text, const std::string& place,
                           const std::function<void(const TraceEvent& event)>& take);
 
 /// The instruction of a slice of this project's own traces, by its name or, where that is the
-/// operation alone, by its arguments. Nothing if it is none.
+/// operation alone, by its arguments. None if it is no instruction.
 std::optional<Instruction> OwnSlice(const TraceEvent& event);
 
 }  // namespace contraflow

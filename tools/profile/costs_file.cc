@@ -86,7 +86,7 @@ std::string Heading(const ModelShape& model, const CostSetup& setup, const Model
       ": " + Count(costs.parameters) + " parameters on a device that had all layers" +
       (model.has_experts() && setup.expert_tensor == 1 ? "; each expert is on one device\n" : "\n");
   if (setup.tp_overlap) {
-    text += "//            (messages of tp run beside matmuls, but for one part of " +
+    text += "//            (messages of tp overlap matmuls, all but one part of " +
             std::to_string(setup.tensor_parallel) + ")\n";
   }
   text += "// step       micro-batches of " + std::to_string(setup.micro_batch) + " x " +
@@ -203,7 +203,7 @@ std::string ValuesText(const LayerEstimate& layer) {
   return text + "\n";
 }
 
-/// Each line behind "// ".
+/// Each line after "// ".
 std::string Commented(const std::string& text) {
   std::string out;
   for (size_t at = 0; at < text.size();) {

@@ -28,8 +28,8 @@ std::string CostsTemplate() {
   // optimizer keeps.
   "parameter_bytes": 262144000, "gradient_bytes": 524288000,
   "optimizer_bytes": 1572864000,
-  // What the forward keeps for the backward, and the part of it that is kept
-  // until the weight gradient is made.
+  // Bytes that the forward keeps for the backward, and the part of them that
+  // is kept until the weight gradient.
   "activation_bytes": 16384, "w_stash_bytes": 16384,
   // The message to the next layer, if that is on another rank.
   "output_bytes": 33554432
@@ -38,7 +38,7 @@ std::string CostsTemplate() {
 },
 {
   "name": "dense",
-  // So many alike, one behind the other.
+  // Number of alike layers in a row.
   "repeat": 4,
   "f": 2.5, "b": 2.7, "w": 2.3,
   // Optional, each in place of what follows from the others:

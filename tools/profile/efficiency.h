@@ -8,7 +8,7 @@
 
 namespace contraflow {
 
-/// Kinds of work; each has one efficiency, the share of what the GPU can do at best:
+/// Kinds of work; each has one efficiency, the share of the GPU's peak:
 ///
 ///     matmul           projections and dense MLPs; share of the FLOP/s of its type
 ///     experts          the grouped matmuls of a device's experts
@@ -33,10 +33,10 @@ std::string_view Name(WorkKind kind);
 
 using Efficiencies = std::array<double, kWorkKinds>;  ///< by WorkKind
 
-/// Assumptions where nothing is known of the GPU. Those of bf16 are what large matmuls reach in
-/// training; with those of fp8 matmuls a dense layer is 1.3 to 1.45 times as fast, as is published.
+/// Defaults for GPUs without measurements. The values of bf16 are those of large matmuls in
+/// training. With the values of fp8, a dense layer is 1.3 to 1.45 times as fast, as is published.
 /// Experts in fp8, memory and all-to-all are fitted to DeepSeek's training trace
-/// (tests/tools/profile), where matmuls reach 0.35 and attention 0.34 beside communication.
+/// (tests/tools/profile), where matmuls reach 0.35 and attention 0.34 during communication.
 Efficiencies DefaultEfficiencies(bool fp8);
 
 /// Puts "KIND=X,..." over them. Throws Error for a kind that there is none of, and a share that is

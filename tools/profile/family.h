@@ -30,8 +30,8 @@ struct Family {
   bool own_layers = false;        ///< `finish` says which layer is of what kind
   Mixer other = Mixer::kSliding;  ///< of the layers that do not have full attention
   const char* period_key = nullptr;
-  int64_t period = 0;  ///< without that key: each so many-th layer is full; 0: all are
-  /// For layers that neither says: true if layer i is of the other kind.
+  int64_t period = 0;  ///< without that key: each n-th layer is full; 0: all are
+  /// Used if neither key is there: true if layer i is of the other kind.
   bool (*is_other)(const ConfigReader& config, int64_t i) = nullptr;
   int64_t norms = 2;  ///< as LayerShape
   bool norm_bias = false, plain_mlp = false, mlp_bias = false;

@@ -46,7 +46,7 @@ bool NotFullOfKimi(const ConfigReader& config, int64_t i) {
 
 void HeadDimIsRequired(const ConfigReader& config, ModelShape*) { config.Required("head_dim"); }
 
-/// A shared expert beside one of many (transformers, Llama4TextMoe).
+/// A shared expert and one of many (transformers, Llama4TextMoe).
 void Llama4(const ConfigReader&, ModelShape* model) {
   for (LayerShape& layer : model->layers) layer.moe.shared_width = layer.moe.width;
 }
@@ -106,7 +106,7 @@ bool MiMoSlides(const ConfigReader& config, int64_t i) {
   return list.Item(static_cast<size_t>(i)).Integer("0 or 1", 0, 1) == 1;
 }
 
-/// Each so many layers choose keys, and the others take those of the last that did (GLM-5.2).
+/// Every n layers choose keys, and the others take those of the last that did (GLM-5.2).
 void SharedIndices(const ConfigReader& config, ModelShape* model) {
   const int64_t step = config.CountOr({"index_topk_freq"}, kMostLayers, 1);
   const int64_t offset = config.CountOr({"index_skip_topk_offset"}, kMostLayers, 2, 0);
@@ -198,8 +198,8 @@ void Gemma4(const ConfigReader& config, ModelShape* model) {
   }
 }
 
-/// Windows beside compressed keys, output by groups, hyper-connections, and layers whose experts
-/// are a table's (DeepSeek-V4 report, sections 2.1 to 2.3; transformers, DeepseekV4Attention).
+/// Windows and compressed keys, output by groups, hyper-connections, and layers whose experts are a
+/// table's (DeepSeek-V4 report, sections 2.1 to 2.3; transformers, DeepseekV4Attention).
 void DeepSeekV4(const ConfigReader& config, ModelShape* model) {
   const auto layers = static_cast<int64_t>(model->layers.size());
   AttentionDims a = model->layers.front().attention;

@@ -20,9 +20,9 @@ struct GpuSheet {
   int64_t memory = 0;  ///< bytes
   std::string source;
   int64_t node = 8;             ///< GPUs that such links join
-  std::string link = "NVLink";  ///< what joins them
+  std::string link = "NVLink";  ///< their link
   MeasuredShares shares = {};
-  /// Seconds of a collective in a node beside those of its bytes: of any, and for each GPU but one.
+  /// Latency of a collective in a node, in seconds: a constant, and a part for each GPU but one.
   /// With 0 it is not known, and all collectives of a pass take kNodeLatency.
   double collective = 0, hop = 0;
 };

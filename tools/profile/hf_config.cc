@@ -158,7 +158,7 @@ ModelShape ReadAs(const Family& family, const Source& source) {
   std::set<std::string_view> read = {"text_config", "llm_config", "language_config"};
   ModelShape model = ReadModel({source.cursor, &read, &taken, family.defaults}, family);
   model.defaults = std::move(taken);
-  // Beside an encoder, what stands one level up counts.
+  // If there is an encoder, keys one level up count.
   if (const auto tied = source.root.Optional("tie_word_embeddings"); tied && !tied->IsNull()) {
     model.tied = tied->Boolean("a flag");
   }

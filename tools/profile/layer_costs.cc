@@ -36,13 +36,13 @@ double SumSpeed(const CostSetup& setup) {
                               : setup.gpu->network * setup.of(WorkKind::kP2p);
 }
 
-/// Time of so many collectives in a node beside that of their bytes.
+/// Latency of this many collectives in a node.
 Time NodeLatency(const GpuSheet& gpu, int64_t devices, double times) {
   if (gpu.collective == 0) return kNodeLatency;
   return TicksOf(times * (gpu.collective + gpu.hop * static_cast<double>(devices - 1)));
 }
 
-/// Time of the messages of context parallelism, which run beside attention.
+/// Time of the messages of context parallelism, which run concurrently with attention.
 Time RingTime(const PassWork& work, const CostSetup& setup) {
   if (work.ring == 0) return 0;
   const bool node = setup.sequence_in_node();
@@ -221,7 +221,7 @@ ModelCosts CostsOf(const ModelShape& model, const CostSetup& setup) {
     const LayerShape& layer = model.layers[i];
     while (end < model.layers.size() && model.layers[end] == layer) ++end;
     std::string name = kinds[i];
-    // A kind that comes again is told apart by the number of its first layer.
+    // A repeated kind has the number of its first layer in its name.
     if (std::ranges::count(kinds, name) > static_cast<ptrdiff_t>(end - i)) {
       name += " " + std::to_string(i);
     }

@@ -16,7 +16,7 @@ struct PassWork {
   double flops = 0;
   double bytes = 0;  ///< read and written in HBM; of what a device sends, for communication
   double times = 0;  ///< collectives that send them
-  double ring = 0;   ///< bytes sent to the next device of the sequence, beside the FLOPs
+  double ring = 0;   ///< bytes sent to the next device of the sequence during the FLOPs
 };
 
 /// One matmul, attention or pass over memory of a layer, or one collective.

@@ -11,7 +11,7 @@ struct Sizes {
   int64_t heads, key_heads, inner, keys;
   int64_t columns;   ///< that the layer's input is projected to
   int64_t channels;  ///< of these those that the convolution mixes
-  int64_t scales;    ///< parameters of heads and channels, beside matrices and convolution
+  int64_t scales;    ///< parameters of heads and channels, without matrices and convolution
 };
 
 Sizes SizesOf(const WorkBuilder& work) {

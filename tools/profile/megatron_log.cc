@@ -129,7 +129,7 @@ class TimerLog {
     return std::pair(static_cast<int>(*rank), *time);
   }
 
-  /// A rank behind its timer. A step begins with a rank that is no higher than the one before.
+  /// A rank after its timer. A step begins with a rank that is no higher than the one before.
   bool TakeRank(Op op, std::string_view rest) {
     if (!rest.starts_with("rank")) return false;
     const auto rank = RankIn(rest);

@@ -108,7 +108,7 @@ std::vector<Mixer> MixersOf(const ConfigReader& config, const Family& family, si
 std::vector<bool> SparseLayers(const ConfigReader& config, size_t layers) {
   const auto count = static_cast<int64_t>(layers);
   const int64_t dense = config.CountOr({"first_k_dense_replace", "num_dense_layers"}, count, 0, 0);
-  // The last of each so many, or the first.
+  // The last of every n, or the first.
   const int64_t step =
       config.CountOr({"decoder_sparse_step", "interleave_moe_layer_step"}, kMostLayers, 1);
   const auto list = config.Given("moe_layer_freq");

@@ -43,7 +43,7 @@ struct AttentionDims {
   bool follows = false;          ///< so is the choice of keys, of an indexer's
   IndexerDims indexer = {};
   /// DeepSeek-V4: one head of keys, which are the values too; those in the window, and beyond it
-  /// one for so many tokens. The output goes through `out_groups` latents of `out_latent`.
+  /// one for N tokens. The output goes through `out_groups` latents of `out_latent`.
   int64_t compress = 0;  ///< 0: the window alone, where there are out_groups
   int64_t out_groups = 0, out_latent = 0;
 
@@ -92,9 +92,10 @@ struct LayerShape {
   MoeDims moe = {};
   bool gated_mlp = true;  ///< gate, up and down; else up and down
   bool mlp_bias = false;
-  int64_t norms = 2;       ///< of the layer's width; beyond 2: also of what the halves put out
-  int64_t bottleneck = 0;  ///< matrices from the layer's width to this and back, beside the MLP
-  int64_t scales = 0;      ///< parameters that no matrix multiplies with
+  int64_t norms = 2;  ///< of the layer's width; beyond 2: also of what the halves put out
+  int64_t bottleneck =
+      0;               ///< matrices from the layer's width to this and back, in addition to the MLP
+  int64_t scales = 0;  ///< parameters that no matrix multiplies with
 
   bool mixes() const { return attention.heads > 0 || linear.heads > 0; }
   bool has_mlp() const { return dense_width > 0 || moe.experts > 0; }
@@ -106,18 +107,18 @@ struct ModelShape {
   std::string model_type;             ///< as its config.json says
   std::vector<std::string> defaults;  ///< "head_dim 256": what that leaves out, with its default
   std::string unread;              ///< "vision_config": keys with sizes that no cost heeds, or ""
-  std::vector<std::string> notes;  ///< what else these costs leave out
+  std::vector<std::string> notes;  ///< other parts that these costs leave out
   int64_t hidden = 0, vocabulary = 0;
   std::vector<LayerShape> layers;
   int64_t streams = 1;             ///< of `hidden` that pass from layer to layer
   bool hyper_connections = false;  ///< streams are mixed by weights that they give
-  bool norm_bias = false;          ///< norms have a bias beside their weights
+  bool norm_bias = false;          ///< norms have weights and a bias
   bool tied = false;               ///< embedding and head are one matrix
   int64_t predictions = 0;         ///< modules that predict further tokens, a layer each
   LayerShape prediction;           ///< that layer
   /// A second table, with a row for each token of `side_vocabulary`, and a matrix as wide.
   int64_t side_vocabulary = 0, side_width = 0;
-  int64_t scales = 0;  ///< parameters beside the layers that no row above has
+  int64_t scales = 0;  ///< parameters outside the layers and the rows above
 
   bool has_experts() const {
     return std::ranges::any_of(layers,

@@ -29,8 +29,8 @@ struct ProfileOptions {
   LogShape log = {};   ///< without a plan
   double split = 0.5;  ///< share of b in a full backward, where that alone was timed
   int warmup = -1;     ///< steps to leave out of each file; -1: the first, of two or more
-  /// Means in place of medians: what a run took adds up, its outliers with it. Of ranks that ran
-  /// copies of the same stages the slowest counts alone, as the others wait for it.
+  /// Means in place of medians: what a run took adds up, its outliers with it. Among ranks with
+  /// copies of the same stages only the slowest counts, as the others wait for it.
   bool mean = false;
 };
 
@@ -46,14 +46,14 @@ struct ProfiledRow {
 struct ProfiledCosts {
   CostModel costs;
   std::vector<ProfiledRow> rows;
-  std::vector<std::string> notes;           ///< what was assumed, what is missing
+  std::vector<std::string> notes;           ///< assumptions and missing facts
   std::map<std::string, int64_t> unmapped;  ///< names that mean nothing here, and how often
 };
 
 /// Reads a file, packed with gzip or not; "-" is standard input. Throws Error for one that cannot
 /// be read, is over its limits or in none of the forms.
 FileSamples ReadProfile(const std::string& path, const ProfileOptions& options);
-/// The same of its content.
+/// Like ReadProfile, of its content.
 FileSamples ReadProfileText(std::string_view text, const std::string& place,
                             const ProfileOptions& options);
 

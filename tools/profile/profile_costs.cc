@@ -307,7 +307,7 @@ class CostMaker {
       transfers.insert(transfers.end(), file.transfers.begin(), file.transfers.end());
     }
     if (!time) {
-      // Clocks of two hosts differ; what they differ by cancels out of both directions.
+      // The offset of two hosts' clocks cancels over both directions.
       double sum = 0;
       int directions = 0;
       for (const bool forward : {true, false}) {

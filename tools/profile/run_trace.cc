@@ -20,7 +20,7 @@ Key KeyOf(const Instruction& i) {
   return {i.op, i.stage, i.microbatch, i.back_stage, i.back_microbatch, i.layer};
 }
 
-/// Ticks by which slices may overlap that were written with so many digits.
+/// Ticks by which slices may overlap that were written with this many digits.
 constexpr Time kRounding = 1000;
 
 /// Throws Error unless a rank computes one thing after the other, in the order of its program.

@@ -31,10 +31,9 @@ struct TraceText {
 struct MeasuredRun {
   Timeline timeline;
   int steps = 1;                        ///< that the traces have; this is the last of them
-  std::vector<std::string> notes = {};  ///< what else is to be known about the times
+  std::vector<std::string> notes = {};  ///< other notes on the times
 
-  /// How it is to be read beside the plan: "step 3 of 3; 1 unit of the plan is taken as 1 ms", or
-  /// "".
+  /// Its relation to the plan: "step 3 of 3; 1 unit of the plan is taken as 1 ms", or "".
   std::string Note() const;
 };
 

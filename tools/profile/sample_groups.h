@@ -12,7 +12,7 @@
 
 namespace contraflow {
 
-/// Key by which samples are put together; -1 where an instruction has none of it.
+/// Key of a group of samples; -1 for a field that the instruction does not have.
 struct SampleKey {
   Op op;
   int stage, back_stage, layer;
@@ -32,15 +32,15 @@ struct SampleGroups {
   int layers = 0;  ///< of a chunk; 0: not known
 };
 
-/// Without steps that are warm-up and, of ranks with copies of the same stages, without the faster
-/// ones where means count. Its findings go to the notes and unmapped names of `result`.
+/// Groups the samples, without warm-up steps. For means, only the slowest of ranks with copies of a
+/// stage counts. Adds notes and unmapped names to `result`.
 SampleGroups GroupSamples(const std::vector<FileSamples>& files, const ProfileOptions& options,
                           ProfiledCosts* result);
 
 /// How many steps of a file are warm-up. Throws Error if that leaves none.
 int WarmupOf(const FileSamples& file, const ProfileOptions& options);
 
-/// Value of sorted times that a share of them are below, between two neighbours on the line.
+/// Quantile of sorted times, interpolated linearly.
 double QuantileOf(const std::vector<double>& sorted, double share);
 
 /// Value that stands for times of one thing: their median, or their mean.

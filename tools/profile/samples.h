@@ -38,9 +38,9 @@ struct FileSamples {
   std::vector<MessageEnd> messages;
   std::vector<double> transfers;  ///< how long a device sent and received, waiting included
   std::map<std::string, int64_t> unmapped;  ///< names that mean nothing here (AddUnmapped)
-  std::vector<std::string> notes;           ///< what else is to be known about these times
+  std::vector<std::string> notes;           ///< other notes on these times
   int rank = -1, world_size = 0;            ///< -1 and 0 where it does not say
-  int layers = 0;          ///< components of so many layers make a chunk; 0: not known
+  int layers = 0;          ///< components of this many layers make a chunk; 0: not known
   bool one_stage = false;  ///< its ranges name no stage, and are of that with the rank's number
   /// Whether ranks computed nothing during a REDUCE; nothing where no computation follows one.
   std::optional<bool> reduce_blocks;
@@ -48,8 +48,8 @@ struct FileSamples {
 
 /// The instruction that a range of a profile is named after: "PP:0F3", "PP:(0F7;7B3)OVERLAP_F_B"
 /// and "PP:0SEND_F1" of PyTorch's runtime, whose B is the full backward and whose I is B here;
-/// "attn(F)", a component; "F s0 m3" of this project's traces. Messages have no peer. Nothing if it
-/// is none.
+/// "attn(F)", a component; "F s0 m3" of this project's traces. Messages have no peer. None if it is
+/// no instruction.
 std::optional<Instruction> ParseRange(std::string_view name);
 
 /// The F or BW of this stage (-1: not known) that "Forward 3" or "Backward 3" is: see one_stage.

@@ -12,7 +12,7 @@ namespace {
 
 constexpr int64_t kMaxTokens = int64_t{1} << 24;
 
-/// Throws Error unless `parts` divides what the model has so many of.
+/// Throws Error unless `parts` divides what the model has this many of.
 void CheckDivides(const char* field, int64_t parts, int64_t whole, const char* what) {
   if (whole % parts == 0) return;
   throw Error(std::string(field) + ": must divide the " + std::to_string(whole) + " " + what +

@@ -44,7 +44,7 @@ const OptimizerSheet& FindOptimizer(std::string_view name);
 /// Kernels that say how much a layer keeps for its backward.
 enum class Activations : uint8_t {
   kIdeal,     ///< inputs of matmuls and of everything that no kernel makes again
-  kMegatron,  ///< as Megatron-LM with Transformer Engine: logits in bf16 beside the fp32 scores
+  kMegatron,  ///< as Megatron-LM with Transformer Engine: logits in bf16 and scores in fp32
   kTorch,     ///< as PyTorch without fused kernels: the same, silu(gate), outputs of experts
 };
 std::string_view Name(Activations activations);  ///< "ideal" "megatron" "torch"
@@ -69,9 +69,9 @@ struct CostSetup {
   /// Wait of a rank for the last of its expert group before each all-to-all, as a share of the
   /// compute time (f, b and w) of a layer.
   double wait = 0.1;
-  /// Messages of tp run beside the matmuls that they feed, but for one part of tp.
+  /// Messages of tp run concurrently with the matmuls that they feed, but for one part of tp.
   bool tp_overlap = false;
-  /// GPUs of the whole run, and those that hold one stage or a copy of it; 0: many nodes of them.
+  /// GPUs of the whole run, and GPUs that hold a stage or a copy of it; 0: many nodes.
   int64_t gpus = 0, stage_gpus = 0;
 
   /// Tokens of a micro-batch, on all devices that split its sequences.

@@ -24,13 +24,14 @@ std::vector<CLI::Option*> AddKeptOptions(CLI::App* app, KeptFlags* flags) {
   for (const OptimizerSheet& optimizer : kOptimizers) {
     optimizers += (optimizers.empty() ? "" : "|") + std::string(optimizer.name);
   }
-  return {AddChoice(app, "--optimizer", &flags->optimizer, optimizers,
-                    "bytes of the state of each parameter (default: adam)"),
-          AddChoice(app, "--activations", &flags->activations, "ideal|megatron|torch",
-                    "what kernels keep for the backward: as little as they\nmust, as those of "
-                    "Megatron-LM, or as PyTorch's (default:\nideal)"),
-          AddText(app, "--workspace", &flags->workspace, "BYTES",
-                  "of a GPU for the CUDA context, communicators and\nfragments (default: 0)")};
+  return {
+      AddChoice(app, "--optimizer", &flags->optimizer, optimizers,
+                "sets the bytes of optimizer state (default: adam)"),
+      AddChoice(app, "--activations", &flags->activations, "ideal|megatron|torch",
+                "tensors that kernels keep for the backward: the minimum,\nMegatron-LM's, or "
+                "PyTorch's (default: ideal)"),
+      AddText(app, "--workspace", &flags->workspace, "BYTES",
+              "memory of a GPU for the CUDA context, communicators and\nfragments (default: 0)")};
 }
 
 void ReadKept(const KeptFlags& flags, CostSetup* setup) {

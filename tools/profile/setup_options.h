@@ -22,7 +22,7 @@ inline constexpr const char* kGpuHelp =
 /// Returns a known GPU, or the one that a file describes. Throws UsageError, or Error of the file.
 GpuSheet GpuOf(const std::string& text);
 
-/// Options that say which bytes a framework keeps beside the parameters.
+/// Options for the bytes that a framework keeps in addition to the parameters.
 struct KeptFlags {
   std::string optimizer = "adam", activations = "ideal", workspace;
 };

@@ -57,7 +57,7 @@ void WorkBuilder::Add(const Linear& linear) {
   if (!fp8) return;
   if (linear.cast_in) cast_f_ += 3 * rows * in;
   if (linear.cast_out) cast_b_ += 3 * rows * out;
-  // Again, along the other axis: a byte read and one written.
+  // A second cast along the other axis: a byte read and one written.
   cast_w_ += 2 * rows * (in + out);
 }
 

@@ -37,11 +37,11 @@ class WorkBuilder {
   };
   /// y = x W: 2 x rows x in x out FLOPs in each pass. Its parameters are counted.
   void Add(const Linear& linear);
-  /// A pass over rows x width elements that reads and writes so many bytes of each.
+  /// A pass over rows x width elements that reads and writes this many bytes of each.
   void AddMemory(const std::string& name, int64_t rows, int64_t width, int64_t f, int64_t b,
                  int64_t w = 0);
-  /// Gathers (or scatters) so many rows over a group of so many devices this often in each pass;
-  /// nothing if there is none.
+  /// Gathers (or scatters) this many rows over a group of this many devices this often in each
+  /// pass; nothing if there is none.
   void AddGather(int64_t rows, int64_t devices, int64_t f, int64_t b, int64_t w);
   void Add(LayerPart part);
   void AddParameters(int64_t rows, int64_t width = 1);
@@ -49,7 +49,7 @@ class WorkBuilder {
   /// named.
   void Keep(const std::string& name, KeptUntil until, int64_t rows, int64_t width, int64_t bytes,
             std::optional<Value> value = {});
-  /// Adds the casts to fp8 of the half so far; what follows belongs to the second half.
+  /// Adds the casts to fp8 of the half so far, and begins the second half.
   void EndHalf();
   WorkOfLayer Take() { return std::move(work_); }
 

@@ -102,7 +102,7 @@ namespace contraflow::python {
 /// own all that it uses. With the GIL.
 void RunApart(std::function<void()> work, std::atomic<bool>* stop);
 
-/// The same for work with a result; it gets `stop`.
+/// Like RunApart, for work with a result; it gets `stop`.
 template <typename Work>
 auto UntilInterrupted(Work work) {
   using Result = std::invoke_result_t<Work&, const std::atomic<bool>&>;

@@ -28,7 +28,7 @@ CostModel MakeCosts(const py::object& source, py::kwargs keywords) {
   return costs;
 }
 
-/// The costs that profiles of one run say; the table of what was measured goes to the log.
+/// Reads costs from profiles of one run; the table of measurements goes to the log.
 CostModel FromProfiles(const py::object& paths, const std::optional<std::string>& form,
                        const std::shared_ptr<PlanObject>& plan, double split, int warmup,
                        const LogShape& log) {

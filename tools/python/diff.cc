@@ -24,7 +24,7 @@ void BindDiff(py::module_& module) {
   module.def("diff", &DiffOf, py::arg("plan").none(false), py::arg("other").none(false),
              "What differs between two plans, as `contraflow diff --json` has it: the figures of "
              "both, \"was\" and \"is\", and of each rank that differs how many lines are removed "
-             "and added. Beside these the lines themselves, as a unified diff: \"edits\" of a "
+             "and added. Also the lines themselves, as a unified diff: \"edits\" of a "
              "rank, and \"fields\" of what stands above the programs.");
 }
 

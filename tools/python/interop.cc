@@ -185,7 +185,7 @@ void BindInterop(PlanClass* plan) {
            py::arg("form") = "python",
            "Writes the values of torchtitan's configuration that make it run the plan, as a Python "
            "function, as form \"flags\" or, for releases before February 2026, as form \"toml\"; "
-           "and beside them, with the same name, the CSV that they name. Warns of what a CSV "
+           "and next to them, with the same name, the CSV that they name. Warns of what a CSV "
            "cannot say.")
       .def(
           "grid",

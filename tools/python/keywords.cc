@@ -123,7 +123,7 @@ constexpr std::pair<std::string_view, std::string_view> kForeign[] = {
     {" (default: step if no COLUMN is given)", ""},
     {"contraflow compile --help", "compile"},
     {"the flags below", "those below"},
-    {"cost file (tools/README.md)", "a Costs, a dict as in cost files, a cost file"}};
+    {"cost file (guide: Cost files)", "a Costs, a dict as in cost files, a cost file"}};
 
 /// The text of an option in --help with keywords in place of flags, on one line.
 std::string HelpOf(const CLI::Option& option) {

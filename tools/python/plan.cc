@@ -60,7 +60,7 @@ py::tuple LayoutOf(const PlanObject& self,
 
 PlanObject::~PlanObject() {
   if (!programs_) return;
-  const py::gil_scoped_acquire mine;  // what was interrupted may hold it last
+  const py::gil_scoped_acquire mine;  // an interrupted call may hold it last
   programs_ = py::object();
 }
 

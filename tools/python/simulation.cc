@@ -172,10 +172,10 @@ std::string TableHtml(const SimulationObject& self) {
     *ranks.rows.erase(from, ranks.rows.end() - kMostRows / 2 - 1) = {"..."};
   }
   const Unit unit = self.report.unit;
-  const std::string line = DescribePlan(self.plan->plan) + ": makespan " +
-                           FormatWithUnit(self.run().makespan, unit) + ", bubble ratio " +
-                           FormatPercent(self.run().bubble_ratio()) + ", lower bound " +
-                           FormatWithUnit(self.report.bound.value, unit);
+  const std::string line =
+      DescribePlan(self.plan->plan) + ": makespan " + FormatWithUnit(self.run().makespan, unit) +
+      ", " + IdleTitle(self.report.components) + " " + FormatPercent(self.run().bubble_ratio()) +
+      ", lower bound " + FormatWithUnit(self.report.bound.value, unit);
   return "<p>" + EscapeMarkup(line) + "</p>\n" + FormatHtml(ranks);
 }
 

@@ -1,13 +1,13 @@
 #!/bin/sh
-# Runs all that needs a recent PyTorch: files that PyTorch writes and what import says of them, exports
-# in PyTorch's own runtime, and contraflow.torch, also with models of Hugging Face. Not part of the test suite:
-# PyTorch from PyPI is 4 GB.
+# Runs all that needs a recent PyTorch: files that PyTorch writes and what import says of them,
+# exports in PyTorch's own runtime, and contraflow.torch, also with models of Hugging Face. Not part
+# of the test suite: PyTorch from PyPI is 4 GB.
 #
 #   tools/python/torch_check.sh                    in an environment of its own, build/torch-check/venv
 #   tools/python/torch_check.sh --python PYTHON    in the environment of that interpreter, as it is
 #
-# Needs what the build needs. Prints the result and the time of each part; what a part printed is in
-# build/torch-check/NAME.log. Exits with 1 where any failed.
+# Needs what the build needs. Prints the result and the time of each part; the output of a part is
+# in build/torch-check/NAME.log. Exits with 1 where any failed.
 set -eu
 cd "$(dirname "$0")/../.."
 

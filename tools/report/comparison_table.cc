@@ -254,10 +254,9 @@ std::string Footer(const CompareRequest& request, const ComparedColumns& columns
   }
   if (OverlapsFurther(request)) {
     text +=
-        "Components overlap wherever that shortens the step and no rank exceeds\n"
-        "  --memory-limit or, without one, the schedule's own peak. All-to-alls hide in what\n"
-        "  a rank can run next: runs of forwards (gpipe) hide most, so rows need not be in the\n"
-        "  papers' order, which --overlap published has.\n";
+        "Components overlap if that shortens the step and no rank exceeds --memory-limit or,\n"
+        "  without one, the schedule's own peak. Runs of forwards (gpipe) hide most of their\n"
+        "  all-to-all; the papers' order is that of --overlap published.\n";
   }
   if (!wide) text += "--wide adds columns; --csv and --json have every figure in full.\n";
   return text;

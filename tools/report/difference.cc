@@ -61,7 +61,9 @@ std::string FiguresTable(const std::optional<PlanFigures>& was,
   };
   row("makespan", FormatWithUnit(was->makespan, was->unit), FormatWithUnit(is->makespan, is->unit),
       was->unit == is->unit ? FormatChange(was->makespan, is->makespan) : "");
-  row("bubble ratio", FormatPercent(was->bubble_ratio), FormatPercent(is->bubble_ratio), "");
+  const bool alike = was->components == is->components;
+  row(alike ? IdleTitle(was->components) : "idle", FormatPercent(was->bubble_ratio),
+      FormatPercent(is->bubble_ratio), "");
   row("activations", std::to_string(was->activations), std::to_string(is->activations),
       FormatChange(was->activations, is->activations));
   const auto bytes = [&](const char* title, int64_t left, int64_t right) {
@@ -70,11 +72,10 @@ std::string FiguresTable(const std::optional<PlanFigures>& was,
   };
   bytes("activation bytes", was->bytes, is->bytes);
   bytes("total bytes", was->total, is->total);
-  if (was->components == is->components) return FormatTable(table);
+  if (alike) return FormatTable(table);
   return FormatTable(table) +
-         "The bubbles do not compare: one plan has components, where a bubble is also an "
-         "all-to-all\n"
-         "that no compute hides; in the other all-to-alls count as busy.\n";
+         "The idle shares do not compare: one plan has components, and its compute lane is also\n"
+         "idle during exposed all-to-alls. In the other plan all-to-alls count as busy.\n";
 }
 
 /// The fields above the programs, each a name and its text.

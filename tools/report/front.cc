@@ -56,7 +56,8 @@ std::string FrontText(const CompareRequest& request, std::span<const FrontPoint>
   return head + FormatTable(table) + "\n" +
          (bytes ? "total: bytes of all that the fullest rank holds, as far as the costs say.\n"
                 : "memory: activations of the fullest rank, as a multiple of what 1F1B holds.\n") +
-         "longer: than the shortest. What is both longer and larger than another is left out.\n";
+         "longer: than the shortest. Dominated plans (longer and larger than another) are "
+         "omitted.\n";
 }
 
 Json FrontToJson(const CompareRequest& request, std::span<const FrontPoint> front) {

@@ -33,11 +33,6 @@ constexpr NamedLimit<double> kShares[] = {{"max_bubble_ratio", &Limits::max_bubb
                                           {"max_gap", &Limits::max_gap},
                                           {"max_memory", &Limits::max_memory}};
 
-std::string Flag(std::string name) {
-  std::replace(name.begin(), name.end(), '_', '-');
-  return "--" + name;
-}
-
 /// A number, or text such as "10%".
 double ReadShare(const JsonCursor& field) {
   if (!field.IsString()) return field.Number("a number", 0, 1e300);
@@ -107,9 +102,9 @@ class Judgement {
         unit_(report_.unit == Unit::kUnit ? "" : " " + std::string(Name(report_.unit))) {}
 
   std::vector<LimitResult> Results() {
-    Times("max_bubble", limits_.max_bubble, "bubble", report_.largest_bubble(),
-          Where(&RankFigures::bubble));
-    Ratio("max_bubble_ratio", limits_.max_bubble_ratio, "bubble ratio",
+    Times("max_bubble", limits_.max_bubble, plan_.layers > 0 ? "compute idle" : "bubble",
+          report_.largest_bubble(), Where(&RankFigures::bubble));
+    Ratio("max_bubble_ratio", limits_.max_bubble_ratio, IdleTitle(plan_.layers > 0),
           report_.simulation.bubble_ratio(), 1);
     Times("max_makespan", limits_.max_makespan, "makespan", report_.simulation.makespan, "");
     if (limits_.max_exposed && plan_.layers == 0) {
@@ -153,8 +148,7 @@ class Judgement {
     if (!given) return;
     const Time bound = ToTicks(*given, report_.unit, FieldOf(limit));
     Put(limit, FromTicks(value, report_.unit), FromTicks(bound, report_.unit), value > bound,
-        what + " " + Exactly(value) + where + " is over " + Flag(limit) + " " + Exactly(bound),
-        unit_);
+        what + " " + Exactly(value) + where + " exceeds the limit " + Exactly(bound), unit_);
   }
 
   void Ratio(const char* limit, std::optional<double> bound, const std::string& what, double value,
@@ -167,7 +161,7 @@ class Judgement {
                        FormatReal(*bound));
     }
     char is[32], at_most[32];
-    int digits = 2;  // so many more that both do not read alike
+    int digits = 2;  // enough to tell both apart
     do {
       ++digits;
       std::snprintf(is, sizeof is, "%.*g", digits, scale * value);
@@ -180,8 +174,7 @@ class Judgement {
   void Count(const char* limit, int64_t bound, const std::string& what, int64_t value,
              const std::string& where) {
     Put(limit, static_cast<double>(value), static_cast<double>(bound), value > bound,
-        what + " " + std::to_string(value) + where + " are over " + Flag(limit) + " " +
-            std::to_string(bound),
+        what + " " + std::to_string(value) + where + " exceed the limit " + std::to_string(bound),
         what == "bytes" ? " bytes" : "");
   }
 
@@ -220,7 +213,7 @@ class Judgement {
   std::vector<LimitResult> results_;
 };
 
-/// Text of an XML attribute, whose lines stay apart.
+/// Escapes an XML attribute and keeps its line breaks.
 std::string Attribute(std::string_view text) {
   std::string escaped = EscapeMarkup(text);
   for (size_t at = 0; (at = escaped.find('\n', at)) != std::string::npos;) {

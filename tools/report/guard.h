@@ -48,7 +48,7 @@ LimitsFile ReadLimits(const std::string& text, const std::string& path);
 /// Result of one limit.
 struct LimitResult {
   std::string limit;   ///< "max_bubble"; "sound" for the proof, "golden" for the comparison
-  std::string broken;  ///< what is wrong, or ""
+  std::string broken;  ///< the flaw, or ""
   std::optional<double> value = {}, bound = {};
   std::string unit = {};  ///< " us", " bytes"; "" for a plain number
 };

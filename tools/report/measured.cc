@@ -44,16 +44,19 @@ std::string CompareRuns(const Explanation& predicted, const Explanation& measure
   const Unit unit = predicted.costs.unit;
   const Simulation& was = predicted.simulation;
   const Simulation& is = measured.simulation;
+  const bool components = predicted.plan.layers > 0;
   const TimeScale scale(std::max(was.makespan, is.makespan), unit);
   const auto time = [&](Time ticks) { return scale.Of(ticks); };
   const std::string change = FormatChange(was.makespan, is.makespan);
   std::string text = "makespan: predicted " + FormatWithUnit(was.makespan, unit) + ", measured " +
                      FormatWithUnit(is.makespan, unit) +
-                     (change.empty() ? "" : " (" + change + ")") + "; bubble ratio: predicted " +
-                     FormatPercent(was.bubble_ratio()) + ", measured " +
+                     (change.empty() ? "" : " (" + change + ")") + "; " + IdleTitle(components) +
+                     ": predicted " + FormatPercent(was.bubble_ratio()) + ", measured " +
                      FormatPercent(is.bubble_ratio()) + "\n\n";
   Table ranks;
-  ranks.columns = {">rank", ">busy", ">measured", ">change", ">bubble", ">measured"};
+  ranks.columns = {
+      ">rank",    ">busy", ">measured", ">change", components ? ">compute idle" : ">bubble",
+      ">measured"};
   size_t slowest = 0;
   double most = -1;
   for (size_t r = 0; r < was.ranks.size(); ++r) {

@@ -15,7 +15,7 @@ namespace contraflow {
 struct SearchControl;  // schedules/search/search_control.h
 
 /// Prints on stderr the work that takes long. On a terminal it waits a second and prints one line,
-/// which is wiped at the end; if verbose elsewhere, a line a second. Nothing else may print to the
+/// which is wiped at the end; if verbose elsewhere, a line a second. No other output may go to the
 /// terminal meanwhile.
 class ProgressLine {
  public:

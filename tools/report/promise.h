@@ -11,7 +11,7 @@ namespace contraflow {
 
 /// Need of the messages of a plan of the network.
 struct Promise {
-  /// The strictest semantics under which the plan is sound; nothing: under none that PyTorch has.
+  /// Strictest semantics under which the plan is sound; none if it is under none that PyTorch has.
   std::optional<Semantics> needs;
   /// Why it needs more than one queue a rank: the circle of waits under the next stricter
   /// semantics, without a remedy. Empty for kRank.

@@ -40,6 +40,12 @@ extern const std::string_view kFormulaLegend;
 /// Stands after a makespan of Report::without_updates.
 inline constexpr const char* kWithoutUpdates = ", without gradient sums and optimizer";
 
+/// Title of the idle share of plans. Without components an all-to-all counts as busy, and idle time
+/// is the papers' bubble. With components the compute lane is idle during an exposed all-to-all.
+inline const char* IdleTitle(bool components) {
+  return components ? "compute idle" : "bubble ratio";
+}
+
 /// "1 rank", "8 ranks", "1,024 micro-batches"
 std::string Counted(int64_t n, const std::string& noun);
 

@@ -121,7 +121,7 @@ Table RankTable(const Report& report, bool bytes) {
   const TimeScale scale(report.simulation.makespan, report.unit);
   const auto time = [&](Time ticks) { return scale.Of(ticks); };
   Table table;
-  table.columns = {">rank", ">busy", ">bubble", ">share"};
+  table.columns = {">rank", ">busy", report.components ? ">compute idle" : ">bubble", ">share"};
   if (report.components) table.columns.insert(table.columns.end(), {">all-to-all", ">exposed"});
   table.columns.push_back(">activations");
   if (bytes) table.columns.push_back(">bytes");
@@ -208,7 +208,7 @@ std::string SummaryTable(const Plan& plan, const Report& report) {
                                         (report.without_updates ? kWithoutUpdates : "")});
   table.rows.push_back({"span", time(simulation.span) + ", the longest from a rank's first start "
                                                         "to its last end"});
-  table.rows.push_back({"bubble ratio", FormatPercent(simulation.bubble_ratio())});
+  table.rows.push_back({IdleTitle(report.components), FormatPercent(simulation.bubble_ratio())});
   if (report.components) {
     std::vector<Time> exposed;
     for (const RankFigures& rank : simulation.ranks) exposed.push_back(rank.exposed);

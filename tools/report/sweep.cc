@@ -56,7 +56,7 @@ std::string LimitName(const CompareRequest& request) {
   return request.memory_limit.empty() ? "none" : request.memory_limit;
 }
 
-/// Costs of micro-batches so many times as large: times and bytes, but for latencies beside a
+/// Costs of micro-batches this many times as large: times and bytes, but for latencies with a
 /// bandwidth.
 void ScaleMicrobatch(double factor, CostModel* costs) {
   const auto scale = [factor](auto&... amounts) {
@@ -149,7 +149,9 @@ Table BySchedule(std::span<const Point> points, const std::vector<std::string>& 
 Table Taken(std::span<const Point> points, bool limited, const TimeScale& scale) {
   Table table{{">micro-batches"}, {}};
   if (limited) table.columns.emplace_back(">memory");
-  table.columns.insert(table.columns.end(), {"take", ">step", ">bubble", ">gap"});
+  const bool lane = points.front().request.components;
+  table.columns.insert(table.columns.end(),
+                       {"take", ">step", lane ? ">compute idle" : ">bubble", ">gap"});
   for (const Point& point : points) {
     std::vector<std::string>& cells =
         table.rows.emplace_back(1, std::to_string(point.request.spec.microbatches));
@@ -250,7 +252,8 @@ std::string SweepText(std::span<const Point> points, bool costs_given, bool wide
                      FormatTable(Taken(points, limited, scale)) + "\nSteps" +
                      (kept ? ", of the whole batch" : "") + ":\n" + FormatTable(steps);
   if (wide) {
-    text += "\nBubbles, as a share of all ranks' time:\n" +
+    text += (request.components ? "\nCompute idle" : "\nBubbles") +
+            std::string(", as a share of all ranks' time:\n") +
             FormatTable(BySchedule(points, names, limited, [](const CompareRow& row) {
               return FormatPercent(row.report->simulation.bubble_ratio());
             }));

@@ -23,7 +23,7 @@ struct Table {
 /// first.
 std::string FormatTable(const Table& table, std::optional<int> width = OutputWidth());
 
-/// The same as a table of HTML.
+/// Like FormatTable, as a table of HTML.
 std::string FormatHtml(const Table& table);
 
 /// Text for XML, SVG and HTML: plain, with & < > and quotes as entities.
@@ -33,9 +33,8 @@ std::string EscapeMarkup(std::string_view text);
 std::string FormatChange(int64_t was, int64_t is);
 
 /// The fewest deletions and insertions that turn `left` into `right`, as a unified diff under a
-/// line
-/// "@@ TITLE N", N being the index in `left`: two lines of context around each change. "" where
-/// both are equal. Where the lists have almost nothing in common, one deletion and one insertion
+/// line "@@ TITLE N", N being the index in `left`: two lines of context around each change. ""
+/// where both are equal. If the lists have almost nothing in common, one deletion and one insertion
 /// stand for the whole middle.
 std::string FormatEdits(const std::vector<std::string>& left, const std::vector<std::string>& right,
                         const std::string& title);

@@ -29,7 +29,7 @@ struct Stage {
   contraflow_copy copy;
   Blas blas;
   float *weights, *gradients;  // W1 [width x inner], W2 [inner x width]
-  float* step;  // behind them: in memory, as a captured graph cannot have it as an argument
+  float* step;  // after them: in memory, as a captured graph cannot have it as an argument
 };
 Stage& At(void* self) { return *static_cast<Stage*>(self); }
 const float* In(const void* value) { return static_cast<const float*>(value); }

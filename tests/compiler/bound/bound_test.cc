@@ -126,7 +126,7 @@ TEST_SUITE("unit") {
     costs.comm.latency = 0;
     plan = Components(MakeSpec("1f1b", 2, 100, costs));
     CHECK(LowerBound(plan, costs) == (32 + 3) + 100 * 8 * 5 + (3 + 32 + 3));
-    // Compute-heavy: the compute lane of the last rank, with no tail behind its weight parts.
+    // Compute-heavy: the compute lane of the last rank, with no tail after its weight parts.
     costs = TwoCosts(2, 5, 1);
     plan = Components(MakeSpec("1f1b", 2, 100, costs));
     CHECK(LowerBound(plan, costs) == 24 + 100 * 12 * 5);

@@ -31,7 +31,7 @@ TEST_SUITE("unit") {
     const StageCost& cost = costs.stages[0];
     for (const int half : {2, 3, 4}) {
       const Plan frame = BidirectionalPlan(MakeSpec("", 2 * half, 4 * half, costs));
-      // To the middle, to the end and back; pairs; what is not paired; and back to the beginning.
+      // To the middle, to the end and back; pairs; the unpaired rest; and back to the beginning.
       const Time first = 2 * half * cost.f + (half - 1) * cost.b;
       const Time last = 2 * half * cost.b + (half - 1) * cost.b + cost.w;
       const Bound bound = ProveBound(frame, costs, 2 * half + 1);

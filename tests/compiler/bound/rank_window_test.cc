@@ -34,8 +34,8 @@ TEST_SUITE("unit") {
   }
 
   TEST_CASE("what fills a window loses what it would save, of stages that can be there") {
-    // Rank 1 waits for the first backward, which comes from behind it. Its work until then is in no
-    // pair.
+    // Rank 1 waits for the first backward, which comes from the ranks after it. Its work until then
+    // is in no pair.
     CostModel costs = UniformCosts(4, 4, 4);
     costs.stages.resize(3, costs.stages.front());
     for (StageCost& stage : costs.stages) stage.fb -= 4;

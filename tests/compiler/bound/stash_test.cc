@@ -28,8 +28,9 @@ TEST_SUITE("unit") {
     costs.memory = MemoryCost{.activation_bytes = 1000, .w_stash_bytes = 450};
     costs.host = HostCost{.latency = 50};
     const Plan frame = SingleRoutePlan(MakeSpec("", 4, 8, costs), LinearPlacement(4));
-    // Beside its activation there are two stashes, so that 5 of the 8 W of the last rank have ended
-    // when its last B has. Three hops down, 8 F, 8 B and 5 W, three hops up and the W of rank 0.
+    // In addition to its activation there are two stashes, so that 5 of the 8 W of the last rank
+    // have ended when its last B has. Three hops down, 8 F, 8 B and 5 W, three hops up and the W of
+    // rank 0.
     const Bound bound = BoundOfOffloaded(frame, costs, 2000);
     CHECK(Name(bound.kind) == "stashes");
     CHECK(bound.rank == 3);

@@ -94,7 +94,7 @@ TEST_SUITE("unit") {
     RemoveLeftovers(folder.path());
     CHECK(folder.Names() == "step-00000003");
     CHECK(ReadBytes(path + "/a") == "third");
-    // Killed behind them: the new one stays.
+    // Killed after them: the new one stays.
     fs::create_directory(old);
     CHECK(CompleteSteps(folder.path()).at(3) == path);
     RemoveLeftovers(folder.path());

@@ -37,8 +37,8 @@ constexpr int kDevices = 4;
 
 void DieWithParent() { prctl(PR_SET_PDEATHSIG, SIGKILL); }
 
-/// Goes on from the newest checkpoint, whose step it does again, for ever, as so many processes
-/// that write beside their steps; process 0 reports every step whose checkpoint is complete.
+/// Goes on from the newest checkpoint, whose step it does again, for ever, as this many processes
+/// that write during their steps; process 0 reports every step whose checkpoint is complete.
 [[noreturn]] void Train(const std::string& directory, int report) {
   PipePeers peers(kDevices);
   int self = 0;
@@ -81,7 +81,7 @@ std::string WrongWith(const std::string& directory, int least) {
   return "";
 }
 
-/// The names in the folder that are none of a complete checkpoint.
+/// Names in the folder that belong to no complete checkpoint.
 std::string Rubbish(const std::string& directory) {
   std::string rubbish;
   for (const std::string& name : NamesInFolder(directory)) {
@@ -146,7 +146,7 @@ class Traced {
   int status_ = -1;
 };
 
-/// Behind these everything in a folder is as it was.
+/// After these everything in a folder is as it was.
 bool ChangesNothing(long call) {
   static const std::set<long> reading = {SYS_read,  SYS_close, SYS_getdents64, SYS_newfstatat,
                                          SYS_fstat, SYS_brk,   SYS_mmap,       SYS_munmap,
@@ -164,7 +164,7 @@ void SaveTwo(const CheckpointFolder& folder) {
   }
 }
 
-/// Runs `act` on a copy of a folder with step 2 again and again, killed behind one change more each
+/// Runs `act` on a copy of a folder with step 2 again and again, killed after one change more each
 /// time: the newest checkpoint must be of step 2 or `step`, the last time of `step`. Returns how
 /// often; 1000 where processes cannot be traced.
 int KilledBehindEachCall(const CheckpointFolder& from, const CheckpointFolder& folder, int step,
@@ -247,7 +247,7 @@ TEST_SUITE("unit") {
     CHECK(WrongWith(folder.path(), last) == "");
   }
 
-  TEST_CASE("checkpoint kill: behind each call of the system there is one to go on from") {
+  TEST_CASE("checkpoint kill: after each call of the system there is one to go on from") {
     const CheckpointFolder two, folder;
     SaveTwo(two);
     CutModel cut(CheckpointModel(), 2, 1);

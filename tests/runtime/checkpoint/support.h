@@ -39,7 +39,7 @@ class CutModel {
  public:
   CutModel(const Model& model, int stages, int members);
 
-  /// The state that the training has behind a step.
+  /// The state that the training has after a step.
   void Set(int step);
   /// "", or the first value that is not what Set(step) gives, bit for bit.
   std::string Wrong(int step);
@@ -92,7 +92,7 @@ class PipePeers : public Peers {
   std::vector<int> ends_;
 };
 
-/// Results of so many processes, or "!" and the text of the Error; "no result" of one that was
+/// Results of this many processes, or "!" and the text of the Error; "no result" of one that was
 /// killed.
 std::vector<std::string> InProcesses(int processes,
                                      const std::function<std::string(Peers& peers)>& act);

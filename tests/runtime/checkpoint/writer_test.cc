@@ -1,4 +1,4 @@
-// Checkpoints that several processes write beside their steps.
+// Checkpoints that several processes write during their steps.
 
 #include "runtime/checkpoint/writer.h"
 
@@ -29,8 +29,8 @@ void Limit(rlim_t bytes) {
   if (setrlimit(RLIMIT_FSIZE, &limit) != 0) throw Error("setrlimit");
 }
 
-/// Trains steps 1, 2, ... where process `victim` has so much room in each; what process 0 is told,
-/// each in a line, and how it ends. With `idle` process 0 has nothing to save.
+/// Trains steps 1, 2, ... where process `victim` has this much room in each. Returns the warnings
+/// of process 0, one a line, and its end. With `idle` process 0 has nothing to save.
 std::string Trained(const CheckpointFolder& folder, int victim, const std::vector<rlim_t>& room,
                     bool idle = false) {
   const std::vector<std::string> results = InProcesses(kDevices, [&](Peers& peers) -> std::string {

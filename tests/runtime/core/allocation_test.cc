@@ -60,7 +60,7 @@ void operator delete(void* memory, size_t, std::align_val_t) noexcept { std::fre
 namespace contraflow {
 namespace {
 
-/// Allocations of the threads of the ranks in three steps behind the first.
+/// Allocations of the threads of the ranks in three steps after the first.
 int AllocationsOf(const Plan& plan, const Model& model, bool strict) {
   const Dataset dataset = SmallDataset();
   ThreadedRun run(plan, model, dataset, 3, {.strict = strict});

@@ -48,7 +48,7 @@ struct CallFault {
 /// happens.
 class FaultyTransport : public Transport {
  public:
-  /// `wait` waits in the transport for what never comes.
+  /// `wait` waits in the transport for a message that never comes.
   FaultyTransport(Transport* inner, CallFault* fault, std::function<void()> wait)
       : inner_(*inner), fault_(*fault), wait_(std::move(wait)) {}
 

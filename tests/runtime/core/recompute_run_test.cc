@@ -25,7 +25,7 @@
 namespace contraflow::recompute_run_test {
 namespace {
 
-/// Plan of components, for expert groups of so many members, with the memory of the model.
+/// Plan of components, for expert groups of this many members, with the memory of the model.
 Plan LoweredPlan(std::string_view schedule, const Model& model, int members, Level level,
                  const std::vector<int>& stages, RecomputePart part = RecomputePart::kFull) {
   std::mt19937_64 random(3);

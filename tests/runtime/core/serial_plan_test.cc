@@ -1,5 +1,4 @@
-// The plan that a check trains with: sound, of the same work, and with the bits of the run that
-// knows no plan.
+// The plan of --check is sound, has the same work, and gives the bits of the run without a plan.
 
 #include "runtime/core/serial_plan.h"
 

@@ -32,7 +32,7 @@ Model ClippedModel(int layers, float clip) {
 struct Trained {
   std::vector<double> norms, losses, validated;
   std::map<std::string, Digest> weights;
-  double clipped = 0;  // the norm behind the last step
+  double clipped = 0;  // the norm after the last step
 
   bool operator==(const Trained&) const = default;
 };

@@ -135,7 +135,7 @@ TEST_SUITE("unit") {
     });
   }
 
-  TEST_CASE("CUDA calls: what the driver refuses leaves nothing behind") {
+  TEST_CASE("CUDA calls: what the driver refuses leaves nothing allocated") {
     for (const char* call : {"cuDevSmResourceSplitByCount", "cuDevResourceGenerateDesc",
                              "cuGreenCtxCreate", "cuGreenCtxStreamCreate"}) {
       CAPTURE(call);

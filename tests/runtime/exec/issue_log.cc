@@ -55,7 +55,7 @@ std::vector<std::string> KernelsOf(const Instruction& i, const std::string& plac
 /// Order that the plan gives one lane: its kernels, and before which of them it waits for what.
 struct ExpectedLane {
   std::vector<std::string> kernels;
-  std::map<std::string, std::set<std::string>> waits;  // of a kernel: for those behind these
+  std::map<std::string, std::set<std::string>> waits;  // of a kernel: for those after these
 };
 
 std::map<LaneName, ExpectedLane> ExpectedLanes(const Plan& plan) {
@@ -164,7 +164,7 @@ void NamedLinks::Meet(std::string_view what, std::span<const Participant> partic
 
 std::string FlawOfIssue(const Plan& plan, std::span<const GpuCall> log) {
   std::map<std::string, SeenStream> streams;
-  std::map<int, std::string> events;  // the kernel that each was recorded behind
+  std::map<int, std::string> events;  // the kernel that each was recorded after
   std::string last_record;
   for (const GpuCall& call : log) {
     SeenStream& stream = streams[call.stream];
@@ -212,7 +212,7 @@ std::string FlawOfIssue(const Plan& plan, std::span<const GpuCall> log) {
     }
   }
   if (with_kernels != lanes.size()) return "there are more streams than lanes";
-  if (joined != notes) return "the step ends behind " + TextOf(joined);
+  if (joined != notes) return "the step ends after " + TextOf(joined);
   return "";
 }
 

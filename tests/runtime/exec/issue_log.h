@@ -48,7 +48,7 @@ class NamedBackend : public GpuBackend {
   void Launch(std::string_view what, const Instruction& instruction, gpu::Stream stream);
 
   std::vector<int> uploads, downloads;           ///< the steps that were
-  std::vector<std::pair<int, size_t>> prepared;  ///< and prepared, when so many kernels had run
+  std::vector<std::pair<int, size_t>> prepared;  ///< and prepared, when this many kernels had run
 
  private:
   void Launch(const std::string& name, gpu::Stream stream);
@@ -126,13 +126,13 @@ struct Issue : IssueOver<NamedBackend> {
 
 /// Reads the log of one step that was issued for all devices of the plan over such backends and
 /// links, without stamps: every instruction once, on a stream that its lane has to itself, in
-/// program order, behind exactly those waits that its `after` names on other lanes (and that its
-/// lane needs to begin with), for events that were recorded behind them; every meeting complete;
+/// program order, after exactly those waits that its `after` names on other lanes (and that its
+/// lane needs to begin with), for events that were recorded after them; every meeting complete;
 /// all joined at the end. Returns the first thing that is not so, or "".
 std::string FlawOfIssue(const Plan& plan, std::span<const GpuCall> log);
 
-/// The same of what has run: every kernel of every instruction once, behind what its `after` names,
-/// what stands before it on its lane, and the beginning of its device's step.
+/// Like FlawOfIssue, of what has run: every kernel of every instruction once, after what its
+/// `after` names, what stands before it on its lane, and the beginning of its device's step.
 std::string FlawOfExecution(const Plan& plan, const Executed& executed);
 
 }  // namespace contraflow

@@ -233,7 +233,7 @@ TEST_SUITE("unit") {
     CHECK(order.size() == 6);
   }
 
-  TEST_CASE("issue order: what is behind a group is behind all of it") {
+  TEST_CASE("issue order: what is after a group is after all of it") {
     // The one to rank 2 of the two messages of rank 1 is met long before the one from rank 0.
     const Plan plan = PlanFromText(R"(
 rank

@@ -146,7 +146,7 @@ std::vector<float> Floats(std::span<const gpu::Bf16> values) {
 }
 
 TEST_SUITE("unit") {
-  TEST_CASE("virtual links: a message is copied between what was before and what comes behind") {
+  TEST_CASE("virtual links: a message is copied between what was before and what comes after") {
     const Plan plan = PlanFromText("rank\n SEND_F s0 m0 to=1\nrank\n RECV_F s1 m0 from=0\n");
     std::mt19937 random(1);
     for (uint64_t seed = 1; seed <= 24; ++seed) {
@@ -178,7 +178,7 @@ TEST_SUITE("unit") {
     }
   }
 
-  TEST_CASE("virtual links: members exchange between what was before and what comes behind") {
+  TEST_CASE("virtual links: members exchange between what was before and what comes after") {
     const Instruction dispatch = Component(Op::DISPATCH_F, 0, 0, 0);
     const Instruction combine = Component(Op::COMBINE_F, 0, 0, 0);
     Plan plan = PlanFromText("rank\n DISPATCH_F s0 l0 m0\n");
@@ -226,7 +226,7 @@ TEST_SUITE("unit") {
           const size_t size = routing.Expected(m).size();
           site.Do(at, [=, &there, &routing] {
             there[at] = Floats({part.peer.experts, size});
-            // Experts work on their rows; what they came from may go.
+            // Experts work on their rows; the sources may be overwritten.
             for (size_t i = 0; i < size; ++i) {
               part.peer.experts[i] = gpu::ToBf16(1 + gpu::ToFloat(part.peer.experts[i]));
             }

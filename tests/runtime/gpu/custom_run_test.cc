@@ -27,7 +27,7 @@
 namespace contraflow::gpu_custom_test {
 namespace {
 
-/// Trains on an emulated GPU beside the serial run on the host; "" if all is equal.
+/// Trains on an emulated GPU, and compares with the serial run on the host; "" if all is equal.
 std::string Train(const Plan& plan, const GpuRunOptions& options, uint64_t seed) try {
   const contraflow_stage_api api = EmulatedStages();
   const Plan serial_plan = SerialPlan(plan);
@@ -66,7 +66,7 @@ class StageGpu : public EmulatedGpu {
 };
 
 /// Steps of the plan on a GPU compared with those of one stage after the other there; `spoil` may
-/// change the weights of the run behind the first. Returns the first difference.
+/// change the weights of the run after the first. Returns the first difference.
 std::string Check(const Plan& plan, uint64_t seed, bool spoil, int64_t* bytes) {
   const contraflow_stage_api api = EmulatedStages();
   const CustomStages stages(api, plan, true, 7, "");

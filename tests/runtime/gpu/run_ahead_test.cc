@@ -209,7 +209,7 @@ TEST_SUITE("kernel") {
     }
   }
 
-  TEST_CASE("run ahead: a step that is not finite changes nothing, nor does the one behind it") {
+  TEST_CASE("run ahead: a step that is not finite changes nothing, nor does the one after it") {
     for (const float clip : {0.0f, 0.25f}) {
       if (kSanitized && clip == 0) continue;
       CAPTURE(clip);

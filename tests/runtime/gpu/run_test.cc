@@ -57,7 +57,7 @@ Model Clipped(Model model) {
   return model;
 }
 
-/// Stands still after so many looks at whether it is done, but for the stream that watches it,
+/// Stands still after this many looks at whether it is done, but for the stream that watches it,
 /// which has its work done at once.
 class StillGpu : public EmulatedGpu {
  public:
@@ -108,7 +108,7 @@ std::vector<uint32_t> BitsOf(std::span<const float> values) {
 }
 
 /// All that a training gives, bit for bit: losses of every step, gradients and weights of every
-/// device's stages behind the last.
+/// device's stages after the last.
 using Outcome = std::map<std::string, std::vector<uint32_t>>;
 
 Outcome OutcomeOf(const Plan& plan, Run* run) {
@@ -244,7 +244,7 @@ TEST_SUITE("unit") {
   TEST_CASE("GPU run: a layer takes few launches, and stamps are those of its instructions") {
     const Model model = SmallModel(2, 4);
     const Dataset dataset = SmallDataset();
-    // Launches of one step of one micro-batch, with so many layers in the only stage.
+    // Launches of one step of one micro-batch, with this many layers in the only stage.
     const auto launches = [&](int layers, int stamps) {
       Plan plan;
       for (uint64_t seed = 1; plan.layers != layers; ++seed) {

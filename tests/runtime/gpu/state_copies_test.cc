@@ -77,7 +77,7 @@ void Resume(const std::string& folder, const Plan& plan, Run* run) {
 
 void Warn(const std::string& text) { FAIL_CHECK(text); }
 
-/// Two steps and one that was begun ahead, if the options allow that, saved behind the first; and
+/// Two steps and one that was begun ahead, if the options allow that, saved after the first; and
 /// the others from there once more, one by one.
 void CheckSaved(float clip, const EmulatedGpuOptions& gpu_options, const GpuRunOptions& options) {
   const Training training(clip);

@@ -112,7 +112,7 @@ std::vector<Part> PartsOf(const LayerShape& n, Value value, const GpuViews& v) {
 }
 
 TEST_SUITE("unit") {
-  TEST_CASE("GPU values: parts lie behind each other and aligned and fill the value") {
+  TEST_CASE("GPU values: parts lie one after another and aligned and fill the value") {
     std::mt19937_64 random(1);
     for (int round = 0; round < 40; ++round) {
       const int members = 1 + round % 2;

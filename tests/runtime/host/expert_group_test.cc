@@ -43,13 +43,13 @@ bool Names(const Instruction& i, int32_t index) {
          i.after.begin() + i.after_count;
 }
 
-/// True if `next`, right behind `i` at `index`, might as well run before it.
+/// True if `next`, right after `i` at `index`, might as well run before it.
 bool MaySwap(const Instruction& i, const Instruction& next, int32_t index) {
   const bool same_lane = i.lane == next.lane && i.peer == next.peer;
   return !same_lane && !Names(next, index) && i.group < 0 && next.group < 0;
 }
 
-/// `tries` times swaps an instruction with the one behind it, where lanes and events allow it.
+/// `tries` times swaps an instruction with the one after it, where lanes and events allow it.
 void Shuffle(Program* program, size_t tries, std::mt19937_64* random) {
   for (size_t n = 0; n < tries; ++n) {
     const size_t at = std::uniform_int_distribution<size_t>(0, program->size() - 2)(*random);

@@ -39,7 +39,7 @@ std::string Join(const Ends& ends) {
   return text;
 }
 
-/// A process that runs a body with a Control; what it writes to stderr is kept.
+/// A process that runs a body with a Control, and keeps its stderr.
 class ForkedJob {
  public:
   using Body = std::function<void(int rank, Control& control)>;
@@ -89,7 +89,7 @@ class ForkedJob {
   }
   /// Waits until it has said this.
   void Await(int rank, const std::string& line) {
-    while (!Contains(Said(rank), line) && Read(rank)) {
+    while (!Contains(WordFrame(rank), line) && Read(rank)) {
     }
   }
   /// How it ended: `exit 1`, `signal 9`; or `lives`, after some minutes.
@@ -113,9 +113,9 @@ class ForkedJob {
     for (int rank = 0; rank < static_cast<int>(pids_.size()); ++rank) ends.push_back(Wait(rank));
     return Join(ends);
   }
-  /// On stderr, so far, behind what says that it is ready.
-  std::string& Said(int rank) { return said_[static_cast<size_t>(rank)]; }
-  std::string ReportOf(int rank) { return Said(rank).substr(std::strlen("ready\n")); }
+  /// On stderr, so far, after what says that it is ready.
+  std::string& WordFrame(int rank) { return said_[static_cast<size_t>(rank)]; }
+  std::string ReportOf(int rank) { return WordFrame(rank).substr(std::strlen("ready\n")); }
 
  private:
   [[noreturn]] static void Live(int rank, Membership membership, const Control::Options& options,
@@ -142,7 +142,7 @@ class ForkedJob {
     pollfd polled = {fd, POLLIN, 0};
     if (::poll(&polled, 1, 200'000) != 1) return false;
     const ssize_t count = ::read(fd, buffer, sizeof buffer);
-    if (count > 0) Said(rank).append(buffer, static_cast<size_t>(count));
+    if (count > 0) WordFrame(rank).append(buffer, static_cast<size_t>(count));
     return count > 0;
   }
 

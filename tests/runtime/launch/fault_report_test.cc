@@ -73,7 +73,7 @@ TEST_SUITE("unit") {
             "  rank 0  a since 0.0 s\n"
             "  rank 1  b since 1.0 s\n");
     }
-    // Rank 12 is not rank 1; a name that stands further behind is not the place.
+    // Rank 12 is not rank 1; a later name is not the place.
     findings.cause = Told(FaultKind::kError, 1, "rank 12 has a different plan\nthan rank 1");
     CHECK(Report(findings) ==
           "error: rank 1: rank 12 has a different plan\n"

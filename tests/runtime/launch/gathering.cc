@@ -89,7 +89,7 @@ void CheckMet(std::vector<Attendance>& all) {
     Membership& a = *all[i].members;
     CHECK(a.rank == static_cast<int>(i));
     CHECK(a.size == static_cast<int>(size));
-    CHECK((a.door != nullptr) == (i == 0 && size > 1));
+    CHECK((a.listener != nullptr) == (i == 0 && size > 1));
     REQUIRE(a.links.size() == size);
     for (size_t j = 0; j < size; ++j) {
       const bool joined = i != j && (i == 0 || j == 0);

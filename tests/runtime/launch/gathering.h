@@ -19,17 +19,17 @@ struct Attendance {
 };
 
 /// A timeout that is to run out, in milliseconds: long enough that all else is done before, however
-/// busy the machine. One that is not to run out; what takes seconds less than half of it did not
-/// wait for it.
+/// busy the machine. A timeout that must not expire. A call that takes seconds less than half of it
+/// did not wait for it.
 constexpr int kBrief = kSanitized ? 6'000 : 3'000, kPlenty = 120'000;
 
 /// The points of `size` processes with one secret; rank 0 takes any free port of the loopback
 /// address.
 std::vector<MeetingPoint> Points(int size, int timeout_ms = kPlenty);
 
-/// Calls Meet for each point, in a thread for each. Those whose address has port 0 get that of the
-/// rank 0 among them; they begin once that one listens, or has failed, and `listening`, in a thread
-/// of its own, has returned.
+/// Calls Meet for each point, in a thread for each. Points with port 0 get the port of rank 0; they
+/// begin once that one listens, or has failed, and `listening`, in a thread of its own, has
+/// returned.
 std::vector<Attendance> Gather(const std::vector<MeetingPoint>& points,
                                const std::function<void(const Address&)>& listening = nullptr);
 
@@ -47,7 +47,7 @@ struct SocketPair {
   Socket a, b;
 };
 void SendText(const Socket& socket, const std::string& text);
-/// Exactly so many bytes.
+/// Exactly this many bytes.
 std::string ReceiveText(const Socket& socket, size_t bytes);
 /// Whatever comes until the other side closes the connection.
 std::string ReceiveRest(const Socket& socket);

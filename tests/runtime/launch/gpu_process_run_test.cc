@@ -74,7 +74,7 @@ struct Training {
   NcclNetwork network;
 };
 
-/// Process 0 checks what it has: its gradients come from all devices behind it, in the second step
+/// Process 0 checks what it has: its gradients come from all devices after it, in the second step
 /// with the weights that those made in the first.
 void CheckTraining(Training& training, int steps, GpuRunOptions options) {
   const Plan& plan = training.plan;
@@ -185,7 +185,7 @@ std::string FlawOfEnd(const Plan& plan, int failing, size_t index, bool graph) {
                        p == failing ? &program[index] : nullptr);
                  });
     rank.Step(1);
-    // Whoever is done waits for the others.
+    // Each process waits for the others.
     control.Barrier();
   });
   const std::string expected = "rank " + std::to_string(order.DeviceOf(failing).rank) +
@@ -263,7 +263,7 @@ TEST_SUITE("unit") {
     if (!kSanitized) CHECK((train(false) == ahead));
   }
 
-  TEST_CASE("gpu process run: what fails on one process changes no weights behind that step") {
+  TEST_CASE("gpu process run: what fails on one process changes no weights after that step") {
     Training training(0.0f);
     WatchedJob job(2);
     job.Run([&](int p, Control& control, Progress& progress) {

@@ -43,7 +43,7 @@ struct JobSpec {
 struct Ending {
   bool ended = false;
   int code = -1;   ///< exit code, or -1
-  int signal = 0;  ///< what ended it, or 0
+  int signal = 0;  ///< the signal that ended it, or 0
   std::chrono::steady_clock::time_point when;
 };
 
@@ -60,10 +60,10 @@ class LaunchedJob {
   /// Kills what is left of it.
   ~LaunchedJob();
 
-  /// Waits until all have ended; false if some have not after so many seconds.
+  /// Waits until all have ended; false if some have not after this many seconds.
   bool Wait(double seconds);
-  /// Waits until the outputs of all together have so many lines that begin with `start`; false
-  /// if they have not after so many seconds, or when all processes have ended without it.
+  /// Waits until the outputs of all together have this many lines that begin with `start`; false if
+  /// they have not after this many seconds, or when all processes have ended without it.
   bool WaitForLines(std::string_view start, int count, double seconds);
   /// Sends a signal to the process with this number. False if it has ended.
   bool Signal(int process, int signal);
@@ -76,7 +76,7 @@ class LaunchedJob {
   std::string Err(int process) const;
   /// The outputs and errors of all.
   std::string Everything() const;
-  /// The same with the end of each process, for failed checks.
+  /// Like Everything, with the end of each process, for failed checks.
   std::string Story() const;
 
  private:

@@ -46,7 +46,7 @@ bool OthersEnded(const LaunchedJob& job, int victim) {
   return true;
 }
 
-/// So many reports, one where it is not said, with this beginning of their first line.
+/// Checks that there are `count` reports whose first line begins so.
 void CheckReports(const LaunchedJob& job, const std::string& line, int count = 1) {
   const std::string all = job.Everything();
   CHECK(CountOf(all, "contraflow-run: error: ") == count);
@@ -97,7 +97,7 @@ struct Trial {
     words = {plan, "--model", "tiny", "--steps"};
   }
 
-  /// Result after so many steps.
+  /// Result after this many steps.
   const Trained& Expected(int steps) {
     Trained& trained = expected[steps];
     if (trained.weights.empty()) {
@@ -225,7 +225,7 @@ TEST_SUITE("jobs") {
     }
   }
 
-  TEST_CASE("SIGTERM and SIGUSR1 to one rank end all behind the step and nothing is lost") {
+  TEST_CASE("SIGTERM and SIGUSR1 to one rank end all after the step and nothing is lost") {
     Trial trial("dualpipe", 4);
     for (const int victim : {0, 1, 3}) {
       CAPTURE(victim);

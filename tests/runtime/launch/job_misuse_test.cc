@@ -96,7 +96,7 @@ struct Bench {
     return spec;
   }
 
-  /// Words of one that waits for the others for so many seconds, and no longer.
+  /// Words of one that waits for the others for this many seconds, and no longer.
   Words Waiting(int seconds) const {
     return {plan, "--model", "tiny", "--rendezvous-timeout", std::to_string(seconds)};
   }

@@ -40,7 +40,7 @@ struct Bench {
     return spec;
   }
 
-  /// Trains so many steps with a checkpoint after each second one.
+  /// Trains this many steps with a checkpoint after each second one.
   void Train(int steps) const {
     LaunchedJob job(Spec(steps, {"--checkpoint-every", "2"}));
     CAPTURE(job.Story());

@@ -98,7 +98,7 @@ TEST_SUITE("jobs") {
       return all;
     };
     const auto part = [&](const std::string& from, int process) {
-      // Two replicas of each rank stand beside each other.
+      // Two replicas of each rank are neighbours.
       const std::string rank = "rank-000" + std::to_string(process / 2) + ".cbor";
       const std::string own = folder.File("of-" + std::to_string(process) + "/");
       std::filesystem::create_directories(own);

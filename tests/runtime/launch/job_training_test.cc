@@ -48,7 +48,7 @@ struct Bench {
     words.insert(words.end(), more.begin(), more.end());
     return words;
   }
-  /// The same with checkpoints, going on from the last.
+  /// A job with checkpoints, resumed from the last.
   JobSpec Resuming(const std::string& plan, int processes, const std::string& log) const {
     JobSpec spec;
     spec.processes = processes;

@@ -207,7 +207,7 @@ std::string WordBytes(Word word, const std::string& text) {
   return ByteWriter().Put(word).Put(static_cast<uint32_t>(text.size())).Take() + text;
 }
 
-/// How long the meeting of a liar may take; what is not a lie is given enough.
+/// Time limit for the meeting of a liar; honest peers get enough.
 constexpr Milliseconds kLiar{100}, kHonest{100'000};
 
 MeetingPoint PointOf(int rank, const std::string& secret, Milliseconds patience) {
@@ -221,12 +221,12 @@ MeetingPoint PointOf(int rank, const std::string& secret, Milliseconds patience)
   return point;
 }
 
-/// How the host's meeting ends whose only guest writes the script.
+/// Result of the host's meeting with one peer that follows the script.
 std::string HostSays(const Script& script, const std::string& secret, Milliseconds patience) {
   MeetingPoint point = PointOf(0, secret, patience);
   std::promise<Address> listens;
   point.ready = [&](const Address& at) { listens.set_value(at); };
-  std::jthread guest([&] {
+  std::jthread client([&] {
     try {
       const Address at = listens.get_future().get();
       Socket stream(Connect(at, Soon()));
@@ -236,7 +236,7 @@ std::string HostSays(const Script& script, const std::string& secret, Millisecon
         if (said.empty()) said = bytes + ReadText(stream, kAnswer, patience);
       }
       ReadText(stream, kProofBytes, patience);
-      for (int heard = 0; heard < 2; ++heard) Hear(&stream, Clock::now() + patience);
+      for (int heard = 0; heard < 2; ++heard) ReceiveWord(&stream, Clock::now() + patience);
       stream.EndSending();
     } catch (const Error&) {  // it has had enough
     }
@@ -244,8 +244,8 @@ std::string HostSays(const Script& script, const std::string& secret, Millisecon
   return Failure([&] { Meet(point); });
 }
 
-/// How a guest's meeting ends whose host writes the script.
-std::string GuestSays(const Script& script, const std::string& secret, Milliseconds patience) {
+/// How a client's meeting ends whose host writes the script.
+std::string ClientSays(const Script& script, const std::string& secret, Milliseconds patience) {
   MeetingPoint point = PointOf(1, secret, patience);
   const Socket listener = Listen({"127.0.0.1", 0});
   point.address = LocalAddress(listener);
@@ -309,25 +309,25 @@ TEST_SUITE("unit") {
     });
   }
 
-  TEST_CASE("lying peer: a guest of the meeting, and its host") {
-    const Script guest = {HelloBytes(Purpose::kMeet, 1, 2), kProof};
+  TEST_CASE("lying peer: a client of the meeting, and its host") {
+    const Script client = {HelloBytes(Purpose::kMeet, 1, 2), kProof};
     const Script host = {"CFMEET\r\n" + std::string(kAnswer - 8, 'n'), kProof,
                          WordBytes(Word::kWelcome, ""), WordBytes(Word::kGo, "")};
     for (const std::string& secret : {std::string(), kSecret}) {
-      CHECK(HostSays(guest, secret, kHonest) == "accepted");
-      CHECK(GuestSays(host, secret, kHonest) == "accepted");
+      CHECK(HostSays(client, secret, kHonest) == "accepted");
+      CHECK(ClientSays(host, secret, kHonest) == "accepted");
     }
     Script other = host;
     other.insert(other.begin() + 3, WordBytes(Word::kFailed, "no\x1b[1m"));
-    CHECK(GuestSays(other, "", kHonest) == "no\\u001b[1m");
+    CHECK(ClientSays(other, "", kHonest) == "no\\u001b[1m");
     other[3] = WordBytes(Word::kStatus, "step 1");
     std::atomic<int> accepted = 0;
     Tell(Lies(100), 32, [&](int i) {
       Random random(static_cast<uint64_t>(i));
       const std::string secret = i % 4 == 0 ? kSecret : "";
-      const std::string first = HostSays(Mutated(guest, random), secret, kLiar);
+      const std::string first = HostSays(Mutated(client, random), secret, kLiar);
       const std::string second =
-          GuestSays(Mutated(i % 8 == 1 ? other : host, random), secret, kLiar);
+          ClientSays(Mutated(i % 8 == 1 ? other : host, random), secret, kLiar);
       for (const std::string& end : {first, second}) {
         if (end == "accepted") ++accepted;
         if (end.empty() || end.size() > 4000 || Contains(end, "internal error")) {

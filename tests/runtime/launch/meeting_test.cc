@@ -196,23 +196,23 @@ TEST_SUITE("unit") {
 /// Comes to rank 0 by hand; returns the connection as soon as it stands.
 Socket Come(const Address& address, const MeetingPoint& point) {
   const Claim claim{Purpose::kMeet, point.rank, point.size};
-  Socket stream = Greet(Connect(address, Soon()), claim, point, "rank 0", Soon());
+  Socket stream = Handshake(Connect(address, Soon()), claim, point, "rank 0", Soon());
   REQUIRE(stream);
   return stream;
 }
 
 /// Words of rank 0 to one that has come, until it closes.
-std::vector<Said> Rest(Socket& stream) {
-  std::vector<Said> rest;
+std::vector<WordFrame> Rest(Socket& stream) {
+  std::vector<WordFrame> rest;
   try {
-    for (;;) rest.push_back(Hear(&stream, Soon()));
+    for (;;) rest.push_back(ReceiveWord(&stream, Soon()));
   } catch (const Socket::Closed&) {
   }
   return rest;
 }
 
 void CheckTold(Socket& stream, const std::string& error) {
-  const std::vector<Said> rest = Rest(stream);
+  const std::vector<WordFrame> rest = Rest(stream);
   REQUIRE(!rest.empty());
   CHECK((rest.back().word == Word::kFailed || rest.back().word == Word::kLost));
   CHECK(rest.back().text == error);
@@ -229,7 +229,7 @@ TEST_SUITE("unit") {
     CHECK(Contains(all[0].error, "two processes claim to be rank 2: one comes from 127.0.0.1:"));
     CHECK(Contains(all[0].error, "; give every process its own number"));
     CHECK(all[0].seconds < kPlenty / 2000);
-    // Everyone is told.
+    // All processes get the error.
     CHECK(all[1].error == all[0].error);
     CheckTold(rank1, all[0].error);
     CheckTold(rank2, all[0].error);
@@ -264,7 +264,7 @@ TEST_SUITE("unit") {
 
   TEST_CASE("meeting: rank 0 is killed before all have come") {
     std::vector<MeetingPoint> points = Points(3);
-    auto host = std::make_unique<Door>(points[0]);
+    auto host = std::make_unique<Listener>(points[0]);
     points[1].address = host->address();
     std::string failure;
     std::thread guest([&] { failure = Failure([&] { Meet(points[1]); }); });
@@ -298,17 +298,17 @@ TEST_SUITE("unit") {
     std::vector<MeetingPoint> points = Points(2);
     std::vector<Attendance> all = Gather(points);
     REQUIRE(all[0].members.has_value());
-    Door& door = *all[0].members->door;
+    Listener& listener = *all[0].members->listener;
     MeetingPoint ask = points[0];
-    ask.address = door.address();
+    ask.address = listener.address();
     CHECK(Failure([&] { AskJob(ask); }) == "the job has not begun");
-    door.Serve([] { return std::string("step 3\n\x1b[2J"); });
+    listener.Serve([] { return std::string("step 3\n\x1b[2J"); });
     CHECK(AskJob(ask) == "step 3\n\\u001b[2J");
     ask.secret = "another";
     CHECK(Contains(Failure([&] { AskJob(ask); }), "does not know the secret of this job"));
     // A process that comes too late to train is told.
     MeetingPoint late = points[1];
-    late.address = door.address();
+    late.address = listener.address();
     CHECK(Failure([&] { Meet(late); }) == "the job has begun without rank 1");
   }
 }

@@ -54,7 +54,7 @@ std::string Answer(const Address& at, const std::string& secret, const std::stri
     SendText(socket, std::string(proof.begin(), proof.end()));
     (void)ReceiveText(socket, 32);
     Socket stream{Socket(dup(socket.fd()))};
-    const Said said = Hear(&stream, Soon());
+    const WordFrame said = ReceiveWord(&stream, Soon());
     return said.word == Word::kFailed ? said.text : "welcome";
   } catch (const Error&) {
     return "";
@@ -166,8 +166,8 @@ TEST_SUITE("unit") {
     });
     const MeetingPoint point = Points(2)[1];
     CHECK(Contains(Failure([&] {
-                     Greet(Connect(LocalAddress(listener), Soon()), {Purpose::kMeet, 1, 2}, point,
-                           "rank 0", Soon());
+                     Handshake(Connect(LocalAddress(listener), Soon()), {Purpose::kMeet, 1, 2},
+                               point, "rank 0", Soon());
                    }),
                    "what answers as rank 0 does not know the secret of this job"));
   }
@@ -189,21 +189,21 @@ TEST_SUITE("unit") {
       point.job = "17";
     }
     CheckMet(Gather(points));
-    const auto failure_at = [&](const Door& door) {
-      points[1].address = door.address();
+    const auto failure_at = [&](const Listener& listener) {
+      points[1].address = listener.address();
       return Failure([&] { Meet(points[1]); });
     };
-    Door door(points[0]);
+    Listener listener(points[0]);
     points[1].job = "18";
-    CHECK(failure_at(door) ==
+    CHECK(failure_at(listener) ==
           "says it is rank 1, but belongs to another job; set another MASTER_PORT");
     points[1].job = "17";
     // A guest that takes the host for a stranger, then a host that takes the guest for one.
     points[1].user = geteuid() + 1;
-    CHECK(Contains(failure_at(door), " belongs to another user, "));
+    CHECK(Contains(failure_at(listener), " belongs to another user, "));
     MeetingPoint stranger = points[0];
     stranger.user = geteuid() + 1;
-    Door other(stranger);
+    Listener other(stranger);
     CHECK(ReceiveRest(Connect(other.address(), Soon())) == "");
     while (other.Refused().empty()) std::this_thread::sleep_for(milliseconds(1));
     CHECK(other.Refused() == "127.0.0.1 (belongs to another user, and this job has no secret)");
@@ -224,7 +224,7 @@ TEST_SUITE("unit") {
       std::mt19937_64 random(3);
       for (int round = 0; round < 300; ++round) {
         const Socket socket = Connect(at, Soon());
-        // Never one that is let in.
+        // A valid handshake never results.
         std::string bytes = Hello{}.Bytes() + Noise(&random, random() % 100);
         for (uint64_t edits = random() % 8; edits > 0; --edits) {
           bytes[random() % bytes.size()] = static_cast<char>(random());
@@ -249,10 +249,10 @@ TEST_SUITE("unit") {
 #ifndef __SANITIZE_ADDRESS__
   TEST_CASE("strangers: when the system has no more descriptors") {
     const MeetingPoint point = Points(2)[0];
-    Door door(point);
+    Listener listener(point);
     std::vector<Socket> kept;
-    for (int i = 0; i < 20; ++i) kept.push_back(Connect(door.address(), Soon()));
-    Socket honest = Connect(door.address(), Soon());
+    for (int i = 0; i < 20; ++i) kept.push_back(Connect(listener.address(), Soon()));
+    Socket honest = Connect(listener.address(), Soon());
     rlimit before;
     REQUIRE(getrlimit(RLIMIT_NOFILE, &before) == 0);
     rlimit less = before;
@@ -261,12 +261,12 @@ TEST_SUITE("unit") {
     // The honest one comes last.
     const Claim claim{Purpose::kMeet, 1, 2};
     const std::string failure =
-        Failure([&] { Greet(std::move(honest), claim, point, "rank 0", Soon()); });
-    const auto visitor = door.Next(Soon());
+        Failure([&] { Handshake(std::move(honest), claim, point, "rank 0", Soon()); });
+    const auto peer = listener.Next(Soon());
     REQUIRE(setrlimit(RLIMIT_NOFILE, &before) == 0);
     CHECK(failure == "accepted");
-    REQUIRE(visitor.has_value());
-    CHECK(visitor->claim.from == 1);
+    REQUIRE(peer.has_value());
+    CHECK(peer->claim.from == 1);
   }
 #endif
 }

@@ -16,9 +16,8 @@ namespace contraflow {
 /// The memberships of a job whose processes are in this one: socket pairs join them to the first.
 std::vector<Membership> JoinWatch(int size);
 
-/// With a bound so long that each share of it is enough for what is to happen in it, however busy
-/// the machine: a second for what an error may follow from, 2.7 s for a main thread to come back, 4
-/// s for all to answer. A good answer takes no longer for it.
+/// Options with a bound long enough on a busy machine: a second for the cause of an error, 2.7 s
+/// for a main thread to return, 4 s for all answers. Good answers do not wait for it.
 Control::Options Unhurried();
 
 /// A job whose processes are threads: each has a Control, none of them ends this process.
@@ -28,7 +27,7 @@ class WatchedJob {
   struct End {
     int code = -1;  ///< -1: it was not ended
     bool aborted = false;
-    std::string error;  ///< what its body threw, and it told of
+    std::string error;  ///< the reported exception of its body
   };
   using Body = std::function<void(int rank, Control& control, Progress& progress)>;
 

@@ -91,7 +91,7 @@ TEST_SUITE("equivalence") {
       std::uniform_int_distribution<size_t> draw(0, slots.size() - 1);
       Slot& a = slots[draw(random)];
       const Slot& b = slots[draw(random)];
-      // One is there when the other is made, and used behind that.
+      // One is there when the other is made, and used after that.
       if (!IsNumbers(a) || !IsNumbers(b)) continue;
       if (a == b || a.arena != b.arena || a.bytes > b.bytes) continue;
       if (!(b.first < a.first && a.first < b.last) || Overlap(a, b)) continue;

@@ -167,7 +167,7 @@ struct LinkedJob {
   NcclNetwork network;
   std::vector<std::unique_ptr<LinkBackend>> backends;
   std::vector<std::unique_ptr<NcclLinks>> links;
-  std::vector<size_t> connected;              // steps of each process behind the connecting
+  std::vector<size_t> connected;              // steps of each process after the connecting
   std::vector<std::vector<double>> gathered;  // by process
 };
 

@@ -15,7 +15,7 @@
 /// Target of the opaque handle of nccl.h.
 struct ncclComm {
   int polls = 0;                // that find it at work
-  ncclComm_t* split = nullptr;  // what it makes meanwhile
+  ncclComm_t* split = nullptr;  // its work meanwhile
 };
 
 namespace contraflow::nccl_calls_test {

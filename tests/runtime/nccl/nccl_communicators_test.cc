@@ -61,7 +61,7 @@ TEST_SUITE("unit") {
           const Plan plan = PlanOf(schedule, 2, members, replicas, 4);
           const SmUse use = UseOf(plan);
           CHECK(use.experts == (members > 1));
-          // With one stage a rank nothing computes beside sums; DualPipe has each stage twice.
+          // With one stage a rank nothing computes during sums; DualPipe has each stage twice.
           CHECK(use.sums == (stages_a_rank > 1 && (members * replicas > 1 || two_copies)));
           const SmBudget budget = BudgetOf(kSms, 1, use);
           LinkedJob job(plan, Rows::kFixed, budget);
@@ -127,7 +127,8 @@ TEST_SUITE("unit") {
     CHECK(registered["sums"].second == 0);
   }
 
-  TEST_CASE("nccl communicators: what is aborted takes no more calls and leaves nothing behind") {
+  TEST_CASE(
+      "nccl communicators: what is aborted takes no more calls and leaves nothing allocated") {
     const Plan plan = PlanOf("1f1b", 2, 1, 1, 1);
     const RankOrder order(RankOrder::kDefault, plan);
     NcclNetwork network(order.processes(), NcclNetwork::Processes::kInTurn);

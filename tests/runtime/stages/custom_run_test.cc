@@ -47,7 +47,7 @@ std::string Difference(CustomRun* run, const Plan& plan, int step, CustomCheck* 
   return check->DifferenceIn(step, result, bytes);
 }
 
-/// Trains some steps beside the same training without a pipeline; "" if all is equal.
+/// Trains some steps, and compares with the same training without a pipeline; "" if all is equal.
 std::string Train(const CustomStages& stages, int steps, bool strict = true) {
   CustomRun run(stages, {.strict = strict}, /*fill=*/true);
   CustomCheck check(stages, run);

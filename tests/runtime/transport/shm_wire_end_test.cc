@@ -49,7 +49,7 @@ std::string Says(const std::function<void(const SharedMemory&)>& write) {
 }
 
 TEST_SUITE("unit") {
-  TEST_CASE("shm wire: a process that ends early has left everything behind") {
+  TEST_CASE("shm wire: a process that ends early has written everything") {
     ShmWires wires(2, size_t{1} << 20);
     const Bytes sent = Pattern(600000, 5);
     Bytes got(sent.size());

@@ -118,7 +118,7 @@ TEST_SUITE("unit") {
     }
   }
 
-  TEST_CASE("shm wire: a large message does not hold up those behind it") {
+  TEST_CASE("shm wire: a large message does not hold up those after it") {
     ShmWires wires(2);
     const Bytes large = Pattern(size_t{32} << 20, 1), small = Pattern(100, 2);
     Bytes got_large(large.size()), got_small(small.size());

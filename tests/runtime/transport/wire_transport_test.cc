@@ -32,7 +32,7 @@ bool SameBits(std::span<const float> a, std::span<const float> b) {
 }
 
 /// The first device and stage whose weights or gradients differ from those of a run of threads
-/// after so many steps, or "".
+/// after this many steps, or "".
 std::string Difference(const Plan& plan, const Model& model, bool strict, std::string_view order,
                        int steps = 2) {
   const Dataset dataset = SmallDataset();

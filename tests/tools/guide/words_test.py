@@ -1,7 +1,7 @@
-"""The rules of words that can be checked: pages of the guide, READMEs, and comments.
+"""The rules of words that can be checked: pages of the guide, READMEs, comments, docstrings and help.
 
     words_test.py            # as a test
-    words_test.py --count    # comments with a forbidden first word, by folder
+    words_test.py --count    # comments with flaws, by folder
 """
 
 import collections
@@ -14,21 +14,15 @@ import unittest
 
 import markdown as md
 
-SENTENCE, CELL, COLUMNS, PAGE, README = 30, 120, 5, 150, 120
+SENTENCE, CELL, COLUMNS, PAGE, README, OPTION = 30, 120, 5, 150, 120, 12
 FIRST = ("What", "Of", "Where", "Those", "Who", "By", "As", "Such", "Nothing")
-
-# READMEs that are still to be rewritten; the list only shrinks.
-PENDING_READMES = ("tools/bench/README.md", "tools/planner/README.md", "tools/profile/README.md")
-# Folders whose comments still break the rule; the list only shrinks.
-PENDING_FOLDERS = ("tools/bench",)
-# Rooms whose comments say "after"; the list only grows. Of their folders, these are still to be rewritten.
-AFTER = ("compiler", "tools")
-AFTER_PENDING = ("tools/bench", "tools/planner", "tools/profile")
+# Files without an ending that have comments.
+SCRIPTS = (".ci/run",)
 
 
 def pages():
     return [p for p in md.files(".md") if p == "README.md" or p.startswith("tools/guide/") or
-            (os.path.basename(p) == "README.md" and p not in PENDING_READMES)]
+            os.path.basename(p) == "README.md"]
 
 
 def flaws(path):
@@ -65,70 +59,75 @@ def flaws(path):
 def cpp_comments(text):
     """(line, text) of each comment; lines of // below each other are one."""
     pattern = r'"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'|R"(\w*)\((?:.|\n)*?\)\1"|//[^\n]*|/\*(?:.|\n)*?\*/'
-    last = -2
-    for found in re.finditer(pattern, text):
-        comment = found[0]
-        if not comment.startswith("/"):
-            continue
-        line = text.count("\n", 0, found.start())
-        alone = not text[text.rfind("\n", 0, found.start()) + 1:found.start()].strip()
-        if comment.startswith("/*") or not (alone and last == line - 1):
-            yield line + 1, comment.lstrip("/*<! \n")
-        last = line if alone and comment.startswith("//") else -2
+    found = [(m.start(), m[0]) for m in re.finditer(pattern, text) if m[0].startswith("/")]
+    lines = []
+    for start, comment in found:
+        alone = not text[text.rfind("\n", 0, start) + 1:start].strip()
+        shown = "\n".join(re.sub(r"^\s*(///?<?|/\*+|\*(?!/))\s?|\s*\*/$", "", line) for line in comment.split("\n"))
+        lines.append((text.count("\n", 0, start), alone and comment.startswith("//"), shown))
+    yield from joined(lines)
+
+
+def joined(lines):
+    """(line from 1, text) of comments, given (line, may be joined, text)."""
+    begin, last, parts = 0, -2, []
+    for line, joins, text in lines:
+        if parts and not (joins and last == line - 1):
+            yield begin + 1, "\n".join(parts)
+            parts = []
+        if not parts:
+            begin = line
+        parts.append(text)
+        last = line if joins else -2
+    if parts:
+        yield begin + 1, "\n".join(parts)
 
 
 def python_comments(text):
-    last = -2
-    before = None
+    """(line, text) of each comment and docstring."""
+    lines, before = [], None
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        line = token.start[0]
+        line = token.start[0] - 1
         if token.type == tokenize.COMMENT:
-            alone = not token.line[:token.start[1]].strip()
-            if not (alone and last == line - 1):
-                yield line, token.string.lstrip("#! ")
-            last = line if alone else -2
+            lines.append((line, not token.line[:token.start[1]].strip(), token.string.lstrip("#! ")))
         elif token.type == tokenize.STRING and before in (None, tokenize.INDENT, tokenize.NEWLINE):
-            yield line, token.string.lstrip("rbuRBU").lstrip("\"' \n")
+            lines.append((line, False, token.string.lstrip("rbuRBU").strip("\"' \n")))
         if token.type not in (tokenize.COMMENT, tokenize.NL, tokenize.ENCODING, tokenize.DEDENT):
             before = token.type
+    yield from joined(lines)
 
 
 def shell_comments(text):
-    last = -2
-    for line, content in enumerate(text.split("\n")):
-        found = re.match(r"\s*#+!?\s*(.*)", content)
-        if found:
-            if last != line - 1:
-                yield line + 1, found[1]
-            last = line
+    """(line, text) of each comment of a shell script or a CMake file that has its line to itself."""
+    found = [(line, re.match(r"\s*#+(?!!)\s?(.*)", content)) for line, content in enumerate(text.split("\n"))]
+    yield from joined([(line, True, match[1]) for line, match in found if match])
+
+
+PARSERS = (((".cc", ".h", ".cu", ".cuh", ".js"), cpp_comments), ((".py",), python_comments),
+           ((".sh", ".cmake", "CMakeLists.txt"), shell_comments))
 
 
 def all_comments():
-    """(folder, place, text) of each comment; of // lines below each other the first alone."""
-    for endings, parse in (((".cc", ".h", ".cu", ".cuh"), cpp_comments), ((".py",), python_comments),
-                           ((".sh",), shell_comments)):
-        for path in md.files(*endings):
-            folder = os.path.dirname(path)
+    """(folder, place, text) of each comment and docstring."""
+    for endings, parse in PARSERS + ((SCRIPTS, shell_comments),):
+        for path in SCRIPTS if endings == SCRIPTS else md.files(*endings):
             for line, comment in parse(md.read(path)):
-                yield folder, f"{path}:{line}", comment
+                yield os.path.dirname(path), f"{path}:{line}", comment
 
 
-def comments():
-    """(folder, place, text) of each comment with a forbidden first word, and the number of comments by folder."""
-    found, counts = [], collections.Counter()
-    for folder, place, comment in all_comments():
-        counts[folder] += 1
-        if re.match(rf"({'|'.join(FIRST)})\b", comment):
-            found.append((folder, place, comment.split("\n")[0][:80]))
-    return found, counts
-
-
-def behind(path):
-    """The lines of a source whose comment says "behind"."""
-    for number, line in enumerate(md.read(path).split("\n"), 1):
-        found = re.search(r"(//|(^|\s)#\s).*", line)
-        if found and re.search(r"\bbehind\b", found[0], re.I):
-            yield f"{path}:{number}: {found[0].strip()[:80]}"
+def comment_flaws(comment):
+    """The flaws of a comment or docstring: (kind, sentence)."""
+    # Pictures and formulas are indented.
+    prose = " ".join(line for line in comment.split("\n") if not line.startswith("   "))
+    for number, sentence in enumerate(re.split(r"(?<=[.!?])\s+(?=[A-Z`\"(])", prose.strip())):
+        if re.match(rf"({'|'.join(FIRST)})\b", sentence) or (number == 0 and re.match(r"(what|who)\b", sentence)):
+            yield "first word", sentence
+        if re.search(r"[;.] what (?!(is|are|was|were|the|a|an)\b.*\?)", sentence):
+            yield "subject", sentence
+        if re.search(r"\bbehind\b", re.sub(r"`[^`]*`", "", sentence), re.I):
+            yield "behind", sentence
+        if re.search(r"\bso many\b(?!.*\bthat\b)", sentence, re.I):
+            yield "so many", sentence
 
 
 class WordsTest(unittest.TestCase):
@@ -136,40 +135,59 @@ class WordsTest(unittest.TestCase):
         found = [flaw for path in pages() for flaw in flaws(path)]
         self.assertEqual(found, [], "\n" + "\n".join(found))
 
-    def test_pending(self):
-        """A README that follows the rules leaves the list."""
-        for path in PENDING_READMES:
-            with self.subTest(readme=path):
-                self.assertTrue(list(flaws(path)))
-
     def test_comments(self):
-        found, counts = comments()
-        here = [f"{place}: {text}" for folder, place, text in found if folder not in PENDING_FOLDERS]
-        self.assertEqual(here, [], "\n" + "\n".join(here))
-        self.assertGreater(sum(counts.values()), 5000)
-
-    def test_after(self):
-        found = [line for path in md.files(".cc", ".h", ".py", ".sh")
-                 if path.startswith(AFTER) and not path.startswith(AFTER_PENDING) for line in behind(path)]
+        found, count = [], 0
+        for _, place, comment in all_comments():
+            count += 1
+            found += [f"{place}: {kind}: {sentence[:90]}" for kind, sentence in comment_flaws(comment)]
         self.assertEqual(found, [], "\n" + "\n".join(found))
+        self.assertGreater(count, 5000)
+
+    def test_help(self):
+        """An option takes at most twelve lines of --help, and none lists the profiles."""
+        profiles = [os.path.basename(p)[:-5] for p in md.files(".json") if os.path.dirname(p) == "tools/profiles"]
+        self.assertGreater(len(profiles), 5)
+        options = 0
+        for path in md.files(".md"):
+            if not path.startswith("tools/guide/reference/commands/"):
+                continue
+            for option in re.findall(r"^  -\S.*\n(?: {10,}.*\n)*", md.read(path), re.M):
+                options += 1
+                with self.subTest(page=path, option=option.split("\n")[0].strip()):
+                    self.assertLessEqual(option.count("\n"), OPTION)
+                    self.assertLessEqual(sum(p in option for p in profiles), 1)
+        self.assertGreater(options, 150)
 
     def test_rules_find_flaws(self):
         """The test itself: one flaw of each kind is found."""
         long = "word " * 31 + "."
         self.assertEqual(len(md.words(md.sentences(long)[0])), 31)
-        self.assertEqual([c for _, c in cpp_comments("int a;  // What it is\n// Of two\n// lines\n")], ["What it is", "Of two"])
-        self.assertEqual([c for _, c in python_comments('"""Who knows."""\nx = "#"  # As is\n')], ['Who knows."""', "As is"])
-        self.assertEqual([c for _, c in shell_comments("# Nothing\n# more\necho\n")], ["Nothing"])
+        self.assertEqual(list(cpp_comments("int a;  // What it is\n// Of two\n// lines\n")),
+                         [(1, "What it is"), (2, "Of two\nlines")])
+        self.assertEqual(list(python_comments('"""Who\nknows."""\nx = "#"  # As is\n')), [(1, "Who\nknows."), (3, "As is")])
+        self.assertEqual(list(shell_comments("#!/bin/sh\n# Nothing\n# more\necho\n")), [(2, "Nothing\nmore")])
+        for comment, kind in (("What fits.", "first word"), ("what it is", "first word"), ("One. Of two.", "first word"),
+                              ("All run; what fits runs first.", "subject"), ("It runs behind\nthe other.", "behind"),
+                              ("Waits for so many of them.", "so many")):
+            with self.subTest(comment=comment):
+                self.assertEqual([k for k, _ in comment_flaws(comment)], [kind])
+        for comment in ("Distance from the end, `behind`.", "It has so many rows that it waits.", "Whatever it is.",
+                        "A picture:\n    F0 Of What"):
+            with self.subTest(comment=comment):
+                self.assertEqual(list(comment_flaws(comment)), [])
         self.assertEqual(md.cells("| a \\| b | c |"), ["a \\| b", "c"])
         self.assertEqual(len(md.sentences("One `a.b` is. Two is (so). Three")), 3)
 
 
 if __name__ == "__main__":
     if "--count" in sys.argv:
-        bad, every = comments()
-        by_folder = collections.Counter(folder for folder, _, _ in bad)
-        for name, number in sorted(by_folder.items()):
-            print(f"{number:5} of {every[name]:5}  {name}")
-        print(f"{sum(by_folder.values()):5} of {sum(every.values()):5}  in all")
+        bad, every = collections.Counter(), collections.Counter()
+        for name, _, text in all_comments():
+            every[name] += 1
+            bad[name] += bool(list(comment_flaws(text)))
+        for name in sorted(bad):
+            if bad[name]:
+                print(f"{bad[name]:5} of {every[name]:5}  {name}")
+        print(f"{sum(bad.values()):5} of {sum(every.values()):5}  in all")
         sys.exit(0)
     unittest.main()

@@ -1,6 +1,6 @@
 // Every allocation and every system call of the tools fails once: they end with one error and exit
-// code 1, or as if nothing had happened, and nothing is left half written. Of a job of processes
-// one fails; the others may also end with 75.
+// code 1, or as if nothing had happened, and nothing is left half written. One process of a job
+// fails; the others may also end with 75.
 
 #include <doctest/doctest.h>
 #include <fcntl.h>
@@ -152,7 +152,7 @@ std::string FlawOf(const Scenario& scenario, const Outcome& outcome, const Outco
 }
 
 /// Fails the calls of a kind, some at a time. CONTRAFLOW_INJECT_STRIDE is every how many calls one
-/// does, 1 are all; without it a few do. Of calls for memory in jobs, which take long, it is every
+/// does, 1 are all; without it a few do. For allocations in jobs, which take long, it is every
 /// twentieth of those.
 void Inject(const TestFolder& root, const Scenario& scenario, const std::string& kind) {
   const bool alone = scenario.process < 0;
@@ -292,7 +292,7 @@ class Scenarios {
   const std::string plan_;
   std::map<int, std::string> weights_;  // by number of steps
   std::mutex mutex_;
-  std::set<std::set<std::string>> sound_;  // what was left and has been resumed well
+  std::set<std::set<std::string>> sound_;  // a state that was left and resumed well
 };
 
 TEST_SUITE("jobs") {

@@ -20,7 +20,7 @@ std::string Read(const std::string& text) {
   return Failure([&] { ReadHfConfig(text, "c.json"); });
 }
 
-/// A Llama config with `member` in place of its first of this key, or behind the others.
+/// A Llama config with `member` in place of its first of this key, or after the others.
 std::string Llama(const std::string& key, const std::string& value) {
   std::vector<std::pair<std::string, std::string>> members = {
       {"model_type", "\"llama\""}, {"hidden_size", "64"},        {"intermediate_size", "128"},

@@ -74,8 +74,8 @@ TEST_SUITE("unit") {
           const int64_t stays = predicts ? setup.tokens() * 2 * model.hidden * 2 : 0;
           CHECK(sum == layer.activation_bytes - stays);
           CHECK(read.layers[i].moe->values == layer.components->values);
-          // Computed by hand: a row a token and expert, of it the gated and the hidden width; what
-          // comes from no other device is part of the hidden.
+          // Computed by hand: a row a token and expert, of it the gated and the hidden width; rows
+          // from no other device are part of the hidden.
           const bool moe = layer.name.starts_with("moe") || predicts;
           const auto of = [&](Value v) { return values[static_cast<size_t>(v)]; };
           const LayerShape& of_layer = moe ? model.layers.back() : model.layers.front();

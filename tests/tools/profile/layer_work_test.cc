@@ -101,7 +101,7 @@ TEST_SUITE("unit") {
       setup.micro_batch = 3;
       for (const int64_t window : {int64_t{0}, int64_t{128}}) {
         CAPTURE(window);
-        // Half of the key at the query's own place, as where scores are cut along the diagonal.
+        // The key at the query's own place counts half, as scores are cut along the diagonal.
         double keys = 0;
         for (int64_t q = 0; q < sequence; ++q) {
           keys += window == 0 || q < window ? static_cast<double>(q) + 0.5

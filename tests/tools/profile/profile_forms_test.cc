@@ -55,7 +55,7 @@ TEST_SUITE("unit") {
       CHECK(costs.stages[0].f == 10'000'000);
       CHECK(costs.stages[0].bw == 15'000'000);
     }
-    // Each rank behind its timer.
+    // Each rank after its timer.
     std::string single;
     for (const int factor : {9, 1}) {
       for (int rank = 0; rank < 2; ++rank) {

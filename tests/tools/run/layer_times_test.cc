@@ -84,7 +84,7 @@ TEST_SUITE("unit") {
     CHECK(read.layers[1].name == "block");
     CHECK(read.layers[1].repeat == 4);
     REQUIRE(read.layers[1].moe);
-    // Exchanges are with the compute beside them.
+    // Exchanges are counted with the next compute.
     CHECK(read.layers[1].moe->mlp_f == std::vector<Time>{23'000});
     CHECK(read.layers[1].moe->dispatch_f == std::vector<Time>{0});
     CHECK(read.layers[1].moe->mlp_b == std::vector<Time>{33'000});

@@ -5,10 +5,10 @@ join the way from the inputs to the outputs. W starts at these nodes. The first 
 the way begins at the node where its first weight meets a value. Nodes of PyTorch then compute what is
 asked of them; a checkpointed forward runs once more. A weight that joins at several places gets its gradient
 in B. A node of Python, such as a fused function or a compiled block, computes both gradients at once: its weights
-get theirs in B. Where all weights of a stage are such, B is a full backward.
+get theirs in B. If all weights of a stage are such, B is a full backward.
 
-What the graph saved for B alone is dropped after B. Where autograd cannot start at a `GradientEdge` (torch
-1.13), W walks from the outputs again, which gives the same bits and costs the time of a B more.
+Values that the graph saved for B alone are dropped after B. If autograd cannot start at a `GradientEdge`
+(torch 1.13), W walks from the outputs again, which gives the same bits and costs the time of a B more.
 """
 
 from __future__ import annotations

@@ -188,7 +188,7 @@ class _Keywords:
 
 
 class _Record(nn.ModuleList):
-    """Stands for so many layers, and keeps what they are given."""
+    """Stands for `count` layers, and records their arguments."""
 
     def __init__(self, count: int, seen: List[Dict[str, Any]]) -> None:
         super().__init__()
@@ -213,8 +213,8 @@ def _balance_of(stage: Any, keywords: _Keywords) -> Routed:
 
 
 class _Layers(nn.ModuleList):
-    """Some layers of a model, each under its number there. Where `entry` is set the first one gets that: models
-    may scale what they take for embeddings."""
+    """Some layers of a model, each under its number there. If `entry` is set the first one gets that: models
+    may scale their embeddings."""
 
     def __init__(self, layers: Any, begin: int) -> None:
         super().__init__()

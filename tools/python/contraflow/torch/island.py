@@ -35,7 +35,7 @@ class Island:
         self._left: Any = None
 
     def forward(self, inputs: Values) -> Values:
-        """F or R: the outputs, as leaves of the parts that read them. Those that have a gradient require it."""
+        """F or R: the outputs, as leaves of the parts that read them. Outputs that have a gradient require it."""
         self.inputs = inputs
         if self._explicit is not None:
             with torch.no_grad():
@@ -47,7 +47,7 @@ class Island:
         return leaves_of(outputs)
 
     def backward(self, grads: Grads) -> Grads:
-        """B: the gradients of the inputs, None where there is none. What W needs stays."""
+        """B: the gradients of the inputs, None where there is none. Keeps the values that W needs."""
         roots, self._roots = self._roots, None
         if self._explicit is not None:
             handle, self._handle = self._handle, None
@@ -91,6 +91,6 @@ def forms_of(values: Values) -> str:
 
 
 def leaves_of(result: Any) -> Values:
-    """Values cut off from their graph. Where none was made each tensor that could have a gradient requires it."""
+    """Values cut off from their graph. If there is no graph, each tensor that could have a gradient requires it."""
     known = has_gradient if torch.is_grad_enabled() else differentiable
     return tuple([y.detach().requires_grad_(known(y)) if torch.is_tensor(y) else y for y in spread(result)])

@@ -32,10 +32,10 @@ class LayerCell:
 
     def forget(self) -> None:
         """Drops all that a step left."""
-        self.given: Dict[str, Values] = {}  # what a part reads, from the part before it
+        self.given: Dict[str, Values] = {}  # inputs of a part, from the part before it
         self.grads: Dict[str, Grads] = {}   # of the outputs of a part
         self.islands: Dict[str, Island] = {}
-        self._kept: Values = ()             # what attention left for combine
+        self._kept: Values = ()             # values of attention for combine
         self._kept_count = 0
         self._kept_grads: Grads = []
         self._tokens = 0                    # how many values of attention go to dispatch

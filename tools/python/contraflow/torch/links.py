@@ -71,7 +71,8 @@ class Links:
             if len(processes) > 1:
                 self._sums[processes] = dist.new_group(list(processes), timeout=limit)
         self._copies_of = copies_of
-        # Forms are for the host, which would wait for the GPU to read them.
+        # The host reads the forms of tensors, so they use gloo: reading them on a GPU would stall
+        # it.
         self._headers = dist.new_group(backend="gloo", timeout=limit) if _uses_nccl() else None
         mine = [group for at, group in (*self._edges.items(), *self._sums.items()) if me in at]
         if self._headers is not None:

@@ -13,7 +13,7 @@ from . import lanes
 from .links import Links
 
 AnyLinks = Union[Links, "LocalLinks"]
-Copy = Tuple[torch.Tensor, Any]  # what a rank gives away, and the event after which it is there
+Copy = Tuple[torch.Tensor, Any]  # a value of a rank, and the event after which it is there
 
 
 class Job:

@@ -47,7 +47,7 @@ class Progress:
             self._base_ns = time.perf_counter_ns()
 
     def before(self, position: int, stream: Any) -> None:
-        """An operation is issued next; what it waits for has been."""
+        """Called before an operation is issued, after its waits."""
         if self._timing:
             self._begins[position].record(stream)
 

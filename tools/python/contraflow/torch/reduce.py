@@ -57,8 +57,8 @@ class GradientSum:
         self._going: List[Tuple[Any, torch.Tensor, List[Tuple[torch.Tensor, torch.Tensor]], List[int]]] = []
 
     def begin(self, weights: Sequence[torch.Tensor]) -> None:
-        """Before a step: `weights` are those to sum with the stage. What they have in `.grad` is kept apart,
-        for it is complete."""
+        """Before a step: `weights` are those to sum with the stage. Their present `.grad` is kept apart, for it is
+        complete."""
         self._weights, self._before = weights, []
         if torch.is_grad_enabled():
             self._before = [(p, p.grad) for p in weights if p.grad is not None]

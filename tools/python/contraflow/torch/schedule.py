@@ -242,7 +242,7 @@ class PlanSchedule:
                 cell.kwargs = keywords[m]
         for stage in self._stages.values():
             stage.begin(return_outputs)
-        summed_with = {}  # what several stages share is summed once, with the last of them
+        summed_with = {}  # a weight of several stages is summed once, with the last of them
         for s in self._sums:
             for p in self._stages[s].weights:
                 summed_with[p] = s
@@ -305,7 +305,7 @@ class PlanSchedule:
         trace.write(path, self.plan, self.links, trace.spans(self._walk))
 
     def close(self) -> None:
-        """Gives back the process groups that the schedule made; those of `links=` stay. Nothing runs after
+        """Gives back the process groups that the schedule made; those of `links=` stay. No step can run after
         it. A schedule that is dropped does the same."""
         self._broken = self._closed = True
         self._watch.close()

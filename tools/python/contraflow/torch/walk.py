@@ -23,7 +23,7 @@ from .reduce import GradientSum
 from .stage import Cell, Overlap, Stage
 
 Work = Callable[[], Any]
-Operations = List[Tuple[Optional[Work], Work]]  # what it waits for, and what it does
+Operations = List[Tuple[Optional[Work], Work]]  # a wait, and the work after it
 
 
 class Walk:
@@ -226,7 +226,7 @@ class Walk:
     # A step
 
     def begin(self) -> None:
-        """Before the first operation of a step; what fails earlier has not begun it."""
+        """Called before the first operation of a step. A failure before this has not begun the step."""
         self._at = 0
 
     def run(self, operations: Operations, annotated: bool) -> None:

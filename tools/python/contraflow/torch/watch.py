@@ -68,7 +68,7 @@ class Watch:
         self._thread: Optional[threading.Thread] = None
         self._reason: Optional[str] = None
         self.first: Optional[str] = None  # the place and reason of another rank that failed before this one
-        self._seen: List[List[str]] = []  # what all ranks were doing, at most twice: the newest last
+        self._seen: List[List[str]] = []  # activities of all ranks, at most twice: the newest last
         self._post("between steps")
 
     def begin(self) -> None:

@@ -1,6 +1,6 @@
 // The partition that needs least memory, and that `auto` refuses nothing that fits.
 
-#include "schedules/partition/roomiest.h"
+#include "schedules/partition/min_memory.h"
 
 #include <doctest/doctest.h>
 
@@ -19,7 +19,7 @@
 #include "tests/support/sanitized.h"
 #include "tests/support/support.h"
 
-namespace contraflow::roomiest_test {
+namespace contraflow::min_memory_test {
 namespace {
 
 struct Case {
@@ -79,9 +79,9 @@ TEST_SUITE("property") {
       }
       CAPTURE(round);
       (device ? spec.device_memory : spec.memory_limit) = *least;
-      const Roominess roomiest = RoomiestPartition(spec, drawn.frame, &layers);
-      CHECK(roomiest.excess == 0);
-      const auto [peak, all] = Needs(drawn, &layers, roomiest.partition);
+      const PartitionExcess min_memory = MinMemoryPartition(spec, drawn.frame, &layers);
+      CHECK(min_memory.excess == 0);
+      const auto [peak, all] = Needs(drawn, &layers, min_memory.partition);
       CHECK((device ? all : peak) == *least);
       CHECK(Failure([&] { Compile(spec); }) == "accepted");
       by_device += device;
@@ -100,4 +100,4 @@ TEST_SUITE("property") {
 }
 
 }  // namespace
-}  // namespace contraflow::roomiest_test
+}  // namespace contraflow::min_memory_test

@@ -14,34 +14,34 @@
 
 namespace contraflow {
 
-/// The listener of rank 0. Every caller is heard on a thread of its own and has 10 seconds to prove
-/// that it belongs to the job. A caller that does not prove it changes nothing.
-class Door {
+/// Listener of rank 0. Each connection has a thread and 10 seconds to authenticate. A connection
+/// that fails to do so changes nothing.
+class Listener {
  public:
-  /// A process of the job; its claim fits.
-  struct Visitor {
+  /// An authenticated process of the job whose claim fits.
+  struct Peer {
     Socket stream;
     Claim claim;
     Address from;
   };
 
   /// Listens at the point's address.
-  explicit Door(const MeetingPoint& point);
-  Door(const Door&) = delete;
-  ~Door();
+  explicit Listener(const MeetingPoint& point);
+  Listener(const Listener&) = delete;
+  ~Listener();
 
   Address address() const { return LocalAddress(listener_); }
-  /// The next one, or none at the deadline.
-  std::optional<Visitor> Next(Clock::time_point until);
-  /// Names all that were sent away, with the reasons: "10.0.0.7 (does not speak this protocol; 3
+  /// Returns the next peer, or none at the deadline.
+  std::optional<Peer> Next(Clock::time_point until);
+  /// Lists the refused connections with reasons: "10.0.0.7 (does not speak this protocol; 3
   /// times)", or "".
   std::string Refused();
-  /// The meeting is over: a process that comes now may ask for the status of the job, and no more.
-  /// `answer` is called on threads of the door.
+  /// Ends the meeting. Later connections may ask for the status of the job, and nothing else.
+  /// `answer` is called on threads of the listener.
   void Serve(std::function<std::string()> answer);
 
  private:
-  /// A connection that has proven nothing yet.
+  /// A connection that has not authenticated yet.
   struct Caller {
     int fd;
     Clock::time_point since;
@@ -52,7 +52,7 @@ class Door {
   void Run();
   bool MakeRoom();
   void LetIn(Socket socket);
-  void Admit(Visitor* visitor);
+  void Admit(Peer* peer);
   void RequireFit(const Claim& claim);
   void Answer(Callers::iterator caller, Socket socket);
 
@@ -62,7 +62,7 @@ class Door {
   std::mutex mutex_;
   std::condition_variable changed_;
   Callers callers_;  // the oldest first
-  std::deque<Visitor> visitors_;
+  std::deque<Peer> peers_;
   std::map<std::string, int> refused_;  // times by host and reason
   int more_refused_ = 0;
   std::function<std::string()> answer_;

@@ -2,7 +2,7 @@
 // other, those of about the same size first, and a choice is left as soon as it needs as much as
 // the best partition found before, which is at first what single layers that move come to.
 
-#include "schedules/partition/roomiest.h"
+#include "schedules/partition/min_memory.h"
 
 #include <algorithm>
 #include <array>
@@ -20,13 +20,13 @@
 namespace contraflow {
 namespace {
 
-/// Choices that are looked at, and partitions judged before.
+/// Node limit of the search; evaluations of its warm start.
 constexpr int64_t kMostChoices = 100'000, kMostMoved = 4'000;
 constexpr int64_t kUnlimited = std::numeric_limits<int64_t>::max() / 4;
 
-class RoomiestSearch {
+class MinMemorySearch {
  public:
-  RoomiestSearch(const Spec& spec, const Plan& frame, LayerStages* layers)
+  MinMemorySearch(const Spec& spec, const Plan& frame, LayerStages* layers)
       : spec_(spec),
         frame_(frame),
         layers_(*layers),
@@ -47,7 +47,7 @@ class RoomiestSearch {
       input = std::max(input, InputBytes(even, s).value_or(kUnlimited));
     }
     workspace_ = even.memory ? even.memory->workspace_bytes : 0;
-    // Bytes beside the stages, workspace and messages.
+    // Bytes other than the stages': workspace and messages.
     const Partition partition = EvenPartition(count_, frame.stages);
     Held held(frame);
     AddAll(partition, &held);
@@ -56,7 +56,7 @@ class RoomiestSearch {
     for (size_t r = 0; r < beside_.size(); ++r) beside_[r] = -beside_[r] - held.FixedOn(r);
   }
 
-  Roominess Find() {
+  PartitionExcess Find() {
     const PartitionJudge judge = [&](const Partition& partition) { return Judge(partition); };
     best_.partition =
         BestFrom(StartingPartitions(layers_, frame_, spec_.costs), judge, kMostMoved, judge);
@@ -143,7 +143,7 @@ class RoomiestSearch {
             std::ranges::max(partition)};
   }
 
-  /// Stage s and those behind it, from layer i on.
+  /// Stage s and those after it, from layer i on.
   void Fill(int s, int i, const Held& held) {
     if (s == frame_.stages) {
       best_ = {Excess(held), chosen_};
@@ -151,7 +151,7 @@ class RoomiestSearch {
     }
     const int behind = frame_.stages - 1 - s, most = count_ - i - behind;
     const int about = (count_ - i) / (behind + 1);
-    // From about the mean of what is left up, then down from it.
+    // Sizes from the mean of the remaining layers upwards, then downwards.
     for (const int step : {1, -1}) {
       for (int size = step > 0 ? about : about - 1; size >= 1 && size <= most; size += step) {
         if (behind == 0 && size != most) continue;
@@ -180,15 +180,15 @@ class RoomiestSearch {
   std::unordered_map<int64_t, MemoryFigures> fixed_;  // by first and last layer
   int64_t first_input_ = 0, input_ = 0, workspace_ = 0;
   std::vector<int64_t> beside_;  // by rank
-  Roominess best_;
+  PartitionExcess best_;
   Partition chosen_;
   int64_t left_ = kMostChoices;
 };
 
 }  // namespace
 
-Roominess RoomiestPartition(const Spec& spec, const Plan& frame, LayerStages* layers) {
-  return RoomiestSearch(spec, frame, layers).Find();
+PartitionExcess MinMemoryPartition(const Spec& spec, const Plan& frame, LayerStages* layers) {
+  return MinMemorySearch(spec, frame, layers).Find();
 }
 
 }  // namespace contraflow

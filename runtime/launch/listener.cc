@@ -1,4 +1,4 @@
-#include "runtime/launch/door.h"
+#include "runtime/launch/listener.h"
 
 #include <sys/socket.h>
 
@@ -21,13 +21,13 @@ constexpr size_t kReasons = 8;  // that are told apart
 
 }  // namespace
 
-Door::Door(const MeetingPoint& point)
+Listener::Listener(const MeetingPoint& point)
     : point_(point),
       listener_(Listen(point.address)),
       most_(2 * static_cast<size_t>(point.size) + 64),
       thread_(StartQuietly("those who connect", [this] { Run(); })) {}
 
-Door::~Door() {
+Listener::~Listener() {
   {
     const std::lock_guard lock(mutex_);
     over_ = true;
@@ -39,15 +39,15 @@ Door::~Door() {
   changed_.wait(lock, [&] { return callers_.empty(); });
 }
 
-std::optional<Door::Visitor> Door::Next(Clock::time_point until) {
+std::optional<Listener::Peer> Listener::Next(Clock::time_point until) {
   std::unique_lock lock(mutex_);
-  if (!changed_.wait_until(lock, until, [&] { return !visitors_.empty(); })) return std::nullopt;
-  Visitor visitor = std::move(visitors_.front());
-  visitors_.pop_front();
-  return visitor;
+  if (!changed_.wait_until(lock, until, [&] { return !peers_.empty(); })) return std::nullopt;
+  Peer peer = std::move(peers_.front());
+  peers_.pop_front();
+  return peer;
 }
 
-std::string Door::Refused() {
+std::string Listener::Refused() {
   const std::lock_guard lock(mutex_);
   std::string text;
   for (const auto& [reason, times] : refused_) {
@@ -57,13 +57,13 @@ std::string Door::Refused() {
   return more_refused_ == 0 ? text : text + " and " + std::to_string(more_refused_) + " more";
 }
 
-void Door::Serve(std::function<std::string()> answer) {
+void Listener::Serve(std::function<std::string()> answer) {
   const std::lock_guard lock(mutex_);
   answer_ = std::move(answer);
-  visitors_.clear();
+  peers_.clear();
 }
 
-void Door::Run() {
+void Listener::Run() {
   for (;;) {
     {
       const std::lock_guard lock(mutex_);
@@ -87,7 +87,7 @@ void Door::Run() {
 }
 
 /// Returns whether another may come in. The oldest of too many goes, unless it has just come.
-bool Door::MakeRoom() {
+bool Listener::MakeRoom() {
   const std::lock_guard lock(mutex_);
   if (callers_.size() < most_) return true;
   const Caller& oldest = callers_.front();
@@ -95,7 +95,7 @@ bool Door::MakeRoom() {
   return false;
 }
 
-void Door::LetIn(Socket socket) {
+void Listener::LetIn(Socket socket) {
   Callers::iterator caller;
   try {
     const Address from = PeerAddress(socket);
@@ -117,16 +117,16 @@ void Door::LetIn(Socket socket) {
 }
 
 /// On a thread of its own.
-void Door::Answer(Callers::iterator caller, Socket socket) {
-  Visitor visitor{std::move(socket), {}, caller->from};
+void Listener::Answer(Callers::iterator caller, Socket socket) {
+  Peer peer{std::move(socket), {}, caller->from};
   std::string reason;
   try {
-    Admit(&visitor);
+    Admit(&peer);
   } catch (const Socket::Closed&) {
     reason = "left before it had proven anything";
-  } catch (const ToldError& error) {
+  } catch (const RefusedError& error) {
     reason = error.what();
-    Part({&visitor.stream, 1}, Word::kFailed, reason);
+    SendAndClose({&peer.stream, 1}, Word::kFailed, reason);
   } catch (const Error& error) {
     reason = error.what();
     if (reason == "timed out") reason = "said nothing for 10 s";
@@ -134,19 +134,19 @@ void Door::Answer(Callers::iterator caller, Socket socket) {
     reason = "came when memory was short";
   }
   // The descriptor must not be shut down once it can be another's. This thread's last call on the
-  // door is under the lock.
+  // listener is under the lock.
   const std::lock_guard lock(mutex_);
   callers_.erase(caller);
   if (!reason.empty()) {
-    const std::string text = visitor.from.host + " (" + reason;
+    const std::string text = peer.from.host + " (" + reason;
     const bool room = refused_.size() < kReasons || refused_.contains(text);
     ++(room ? refused_[text] : more_refused_);
-  } else if (visitor.claim.purpose != Purpose::kAsk && !answer_) {
+  } else if (peer.claim.purpose != Purpose::kAsk && !answer_) {
     try {
-      // So few bytes never wait. The welcome and the place in the queue are one: a visitor that was
+      // So few bytes never wait. The welcome and the place in the queue are one: a peer that was
       // welcome is never forgotten.
-      Say(&visitor.stream, Word::kWelcome, "", Clock::now());
-      visitors_.push_back(std::move(visitor));
+      SendWord(&peer.stream, Word::kWelcome, "", Clock::now());
+      peers_.push_back(std::move(peer));
     } catch (const std::exception&) {
       // It has left; or memory is short, and it comes again.
     }
@@ -155,27 +155,27 @@ void Door::Answer(Callers::iterator caller, Socket socket) {
 }
 
 /// Hears a caller, and answers where it only asks. Throws the reason to send it away.
-void Door::Admit(Visitor* visitor) {
-  Socket* const stream = &visitor->stream;
+void Listener::Admit(Peer* peer) {
+  Socket* const stream = &peer->stream;
   const Clock::time_point deadline = Clock::now() + kPatience;
   if (point_.user) {
     const auto user = PeerUser(*stream);
-    if (user != point_.user) throw Error(Foreign(user));
+    if (user != point_.user) throw Error(ForeignUser(user));
   }
-  visitor->claim = Recognize(stream, point_, deadline);
-  const bool asks = visitor->claim.purpose == Purpose::kAsk;
+  peer->claim = Authenticate(stream, point_, deadline);
+  const bool asks = peer->claim.purpose == Purpose::kAsk;
   std::function<std::string()> answer;
   {
     const std::lock_guard lock(mutex_);
     answer = answer_;
   }
   if (asks != static_cast<bool>(answer)) {
-    throw ToldError(asks ? "the job has not begun"
-                         : "the job has begun without rank " + std::to_string(visitor->claim.from));
+    throw RefusedError(asks ? "the job has not begun"
+                            : "the job has begun without rank " + std::to_string(peer->claim.from));
   }
-  if (!asks) return RequireFit(visitor->claim);
-  Say(stream, Word::kWelcome, "", deadline);
-  Say(stream, Word::kStatus, answer(), deadline);
+  if (!asks) return RequireFit(peer->claim);
+  SendWord(stream, Word::kWelcome, "", deadline);
+  SendWord(stream, Word::kStatus, answer(), deadline);
   // A connection that is closed here first does not show its user any more.
   std::array<std::byte, 1> nothing;
   try {
@@ -186,15 +186,16 @@ void Door::Admit(Visitor* visitor) {
 }
 
 /// Throws if a process of the job does not belong to this meeting.
-void Door::RequireFit(const Claim& claim) {
+void Listener::RequireFit(const Claim& claim) {
   if (claim.size != point_.size) {
-    throw ToldError("rank " + std::to_string(claim.from) + " was started as one of " +
-                    std::to_string(claim.size) + " processes, rank 0 as one of " +
-                    std::to_string(point_.size) + "; start all with the same number of processes");
+    throw RefusedError("rank " + std::to_string(claim.from) + " was started as one of " +
+                       std::to_string(claim.size) + " processes, rank 0 as one of " +
+                       std::to_string(point_.size) +
+                       "; start all with the same number of processes");
   }
   if (claim.from == 0) {
-    throw ToldError("rank 0 is here already, at " + address().Text() +
-                    "; give every process its own number (RANK, or what the launcher sets)");
+    throw RefusedError("rank 0 is here already, at " + address().Text() +
+                       "; give every process its own number (RANK, or what the launcher sets)");
   }
 }
 

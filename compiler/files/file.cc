@@ -9,6 +9,7 @@
 #include <atomic>
 #include <cerrno>
 #include <csignal>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -16,7 +17,6 @@
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <random>
 #include <system_error>
 #include <utility>
 
@@ -92,9 +92,10 @@ int Sync(int fd) {
 /// An unpredictable name in the folder of `target`. Not derived from its name, which may already be
 /// as long as a name can be.
 std::string TemporaryName(const std::string& target) {
-  std::random_device random;
-  return target.substr(0, target.rfind('/') + 1) + ".contraflow-" + std::to_string(random()) + "-" +
-         std::to_string(random()) + ".tmp";
+  // Not std::random_device, which takes another function of a newer C library.
+  uint64_t number = 0;
+  if (getentropy(&number, sizeof number) != 0) FailWrite(target, errno);
+  return target.substr(0, target.rfind('/') + 1) + ".contraflow-" + std::to_string(number) + ".tmp";
 }
 
 /// Without the slashes at the end, which would make the parent of "a/" be "a".

@@ -303,10 +303,10 @@ TEST_SUITE("unit") {
 
   TEST_CASE("the top level holds what the user fixed and files that tools insist on") {
     const std::set<std::string> fixed = {
-        "CMakeLists.txt", "compiler",    "runtime",       "kernels", "schedules",
-        "tools",          "tests",       "README.md",     "LICENSE", "CMakePresets.json",
-        ".clang-format",  ".clang-tidy", ".ci",           ".git",    ".gitignore",
-        "build",          ".cache",      "pyproject.toml"};
+        "CMakeLists.txt", "compiler",    "runtime",   "kernels",       "schedules",
+        "tools",          "tests",       "README.md", "LICENSE",       "CMakePresets.json",
+        ".clang-format",  ".clang-tidy", ".ci",       ".git",          ".github",
+        ".gitignore",     "build",       ".cache",    "pyproject.toml"};
     for (const auto& entry : fs::directory_iterator(fs::path(CF_TEST_DIR).parent_path())) {
       const std::string name = entry.path().filename();
       CAPTURE(name);

@@ -21,6 +21,9 @@ class ValuesTest(unittest.TestCase):
         self.assertFalse(thing != again)
         self.assertEqual(repr(thing), repr(again))
 
+    def test_version(self):
+        self.assertRegex(cf.__version__, r"^\d+\.\d+\.\d+$")
+
     def test_copies_and_pickles(self):
         plan = plan_of()
         document = json.loads(plan.to_json())

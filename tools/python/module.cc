@@ -2,6 +2,7 @@
 
 PYBIND11_MODULE(_core, module) {
   namespace python = contraflow::python;
+  module.attr("__version__") = CF_VERSION;
   module.doc() = "The compiler itself; see the package contraflow.";
   python::BindInterrupt();
   python::BindErrors(module);

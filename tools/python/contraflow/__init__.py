@@ -22,6 +22,7 @@ try:
         Route,
         Simulation,
         Unsound,
+        __version__,
         diff,
     )
 except ModuleNotFoundError as error:

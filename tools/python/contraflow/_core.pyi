@@ -4,6 +4,8 @@ from typing import Any, ClassVar, Dict, Iterable, List, Mapping, Optional, Tuple
 import numpy as np
 import numpy.typing as npt
 
+__version__: str
+
 _Path = Union[str, "os.PathLike[str]"]
 _Costs = Union["Costs", Mapping[str, Any], _Path]
 

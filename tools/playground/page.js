@@ -83,6 +83,8 @@ class Page {
     this.form.addEventListener("submit", (event) => {
       event.preventDefault();
       this.ask(this.question());
+      // On a narrow window the answers are below the form.
+      if (at("tabs").offsetTop > this.form.offsetTop + 40) at("tabs").scrollIntoView({ behavior: "smooth" });
     });
     for (const input of this.form.querySelectorAll("input[type=file]")) {
       input.addEventListener("change", async () => {
@@ -128,7 +130,7 @@ class Page {
     for (const part of this.form.querySelectorAll("[data-for]")) {
       part.hidden = !part.dataset.for.split(" ").includes(source);
     }
-    this.form.elements.limit.placeholder = source === "model" ? "all of the GPU, or 60GB" : "as much as 1F1B holds";
+    this.form.elements.limit.placeholder = source === "model" ? "all of the GPU" : "as 1F1B (1x)";
   }
 
   // Answers a question tab by tab. A later question ends it.
@@ -213,7 +215,7 @@ class Page {
     if (page) element.append(this.frame(page));
     if (step.output) {
       const output = make("pre", { className: "output" + (step.words[0] === "verify" && !step.code ? " ok" : "") });
-      output.append(...(step.words[0] === "compare" ? this.withRows(step.output) : [step.output]));
+      output.append(...this.lines(step.output, step.words[0] === "compare"));
       element.append(output);
     }
     if (step.errors) {
@@ -230,13 +232,14 @@ class Page {
     return frame;
   }
 
-  // Names of schedules in the table are links to their plans.
-  withRows(text) {
-    const parts = [];
+  // Rows of tables keep their columns, other lines wrap. Names of schedules in the table of compare are
+  // links to their plans.
+  lines(text, links) {
     let table = false;
-    for (const line of text.split(/(?<=\n)/)) {
+    return text.replace(/\n$/, "").split("\n").map((line) => {
       const name = line.match(/^[\w-]*/)[0];
-      if (table && kSchedules.includes(name)) {
+      const row = make("div", { className: /\S {2,}\S/.test(line) ? "row" : "" });
+      if (links && table && kSchedules.includes(name)) {
         const take = make("button", { type: "button", className: "take", textContent: name,
                                       title: "compile this schedule" });
         take.onclick = () => {
@@ -244,13 +247,13 @@ class Page {
           this.chosen = "timeline";
           this.ask(this.question());
         };
-        parts.push(take, line.slice(name.length));
+        row.append(take, line.slice(name.length));
       } else {
-        table = (table && line.trim() !== "") || name === "schedule";
-        parts.push(line);
+        table = (table && line !== "") || name === "schedule";
+        row.textContent = line || "\n";
       }
-    }
-    return parts;
+      return row;
+    });
   }
 
   downloads(step, names) {

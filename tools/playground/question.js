@@ -3,13 +3,14 @@
 const kDefaults = {
   source: "times", f: "1", b: "1", w: "1", comm: "", profile: "mixtral-8x7b-pp8", config: "", gpu: "h100",
   gpus: "16", batch: "64", seq: "4096", file: "", ranks: "4", microbatches: "8", limit: "", schedule: "",
+  search: "quick",
 };
 
 // Fields that each source of costs uses; others are in no link.
 const kFields = {
-  times: ["f", "b", "w", "comm", "ranks", "microbatches", "limit", "schedule"],
-  profile: ["profile", "ranks", "microbatches", "limit", "schedule"],
-  model: ["config", "gpu", "gpus", "batch", "seq", "limit"],
+  times: ["f", "b", "w", "comm", "ranks", "microbatches", "limit", "schedule", "search"],
+  profile: ["profile", "ranks", "microbatches", "limit", "schedule", "search"],
+  model: ["config", "gpu", "gpus", "batch", "seq", "limit", "search"],
   file: ["file", "f", "b", "w", "comm"],
 };
 const kTexts = ["config", "file"];
@@ -70,7 +71,7 @@ function timesOf(question) {
 // The answers to a question: {files, tabs: [{name, title, steps: [{words, made}], needs}]}. Steps run in
 // order and share files; a tab is left out where the file that it needs was not made.
 function answersOf(question, profiles) {
-  const files = {}, tabs = [];
+  const files = {}, tabs = [], thorough = question.search === "thorough";
   const tab = (name, title, needs, ...steps) => tabs.push({ name, title, needs, steps });
   const ofPlan = (plan, times = []) => {
     tab("timeline", "Timeline", plan, { words: ["show", plan, "-o", "plan.html"], made: ["plan.html"] });
@@ -92,7 +93,7 @@ function answersOf(question, profiles) {
   if (question.source === "model") {
     files["config.json"] = question.config;
     const words = ["plan", "--model", "config.json", "--gpu", question.gpu, "--gpus", question.gpus,
-                   "--global-batch", question.batch, "--seq", question.seq, "--budget", "2s"];
+                   "--global-batch", question.batch, "--seq", question.seq, "--budget", thorough ? "10s" : "500ms"];
     if (question.limit.trim()) words.push("--memory", question.limit.trim());
     tab("plan", "Plan", "config.json", { words: [...words, "-o", "best"], made: ["best/"] });
     ofPlan("best/plan.json");
@@ -102,7 +103,8 @@ function answersOf(question, profiles) {
   const costs = question.source === "profile" ? ["--costs", question.profile] : timesOf(question);
   const frame = ["--ranks", question.ranks.trim(), "--microbatches", question.microbatches.trim(), ...costs];
   if (question.limit.trim()) frame.push("--memory-limit", question.limit.trim());
-  const compare = ["compare", ...frame, "--budget", "500ms"];
+  const budget = ["--budget", thorough ? "2s" : "200ms"];
+  const compare = ["compare", ...frame, ...budget];
   if (!question.schedule) {
     tab("compare", "Compare", "", { words: [...compare, "-o", "plan.json"], made: ["plan.json"] });
   } else {
@@ -111,7 +113,7 @@ function answersOf(question, profiles) {
     const layers = question.source === "profile" && /"layers"\s*:/.test(profiles[question.profile + ".json"]);
     const words = ["compile", "--schedule", question.schedule, ...frame];
     if (!layers) words.push("--partition", "even");
-    if (question.schedule === "auto") words.push("--budget", "500ms");
+    if (question.schedule === "auto") words.push(...budget);
     tab("compile", "Compile", "", { words: [...words, "-o", "plan.json"], made: ["plan.json"] });
   }
   ofPlan("plan.json");

@@ -52,7 +52,7 @@ async function run({ words, files, made }) {
   FS.mkdir("/work");
   FS.chdir("/work");
   for (const [name, text] of Object.entries(files)) {
-    if (name.includes("/")) FS.mkdirTree(name.slice(0, name.lastIndexOf("/")));
+    if (name.includes("/")) FS.mkdirTree("/work/" + name.slice(0, name.lastIndexOf("/")));
     FS.writeFile(name, text);
   }
   const began = performance.now();
@@ -84,6 +84,6 @@ onmessage = async ({ data }) => {
   try {
     postMessage({ id: data.id, answer: await run(data) });
   } catch (error) {
-    postMessage({ id: data.id, error: String(error) });
+    postMessage({ id: data.id, error: error.message ?? String(error) });
   }
 };

@@ -22,7 +22,7 @@ sys.path.insert(0, str(TESTS / "tools" / "page"))
 from browser import Browser, find_chromium  # noqa: E402
 
 MOST_BYTES = 6_000_000
-UNSOUND = "0F0,0F1,0B1,0B0\n1B0,1F0,1F1,1B1\n"
+DEADLOCK = "0F0,0B0,0F1,0B1\n1F1,1B1,1F0,1B0\n"
 
 
 def text_of(name):
@@ -38,7 +38,8 @@ QUESTIONS = [
     {"ranks": "8", "microbatches": "24", "f": "18.5ms", "b": "18.1ms", "w": "9.3ms", "comm": "1ms", "limit": "none"},
     {"schedule": "zb-v"},
     {"schedule": "dualpipe", "ranks": "4", "microbatches": "12", "comm": "0.1"},
-    {"schedule": "auto", "ranks": "4", "microbatches": "10", "limit": "0.6x", "w": "0.7"},
+    {"schedule": "auto", "ranks": "4", "microbatches": "10", "limit": "0.6x", "w": "0.7",
+     "search": "thorough"},
     {"schedule": "interleaved-1f1b", "ranks": "6", "microbatches": "18", "b": "1.25", "w": "0.75"},
     {"schedule": "gpipe", "limit": "1x"},
     {"ranks": "none"},
@@ -53,7 +54,7 @@ QUESTIONS = [
     model("mixtral-8x7b", gpu="h200", gpus="32", batch="128", limit="120GB"),
     {"source": "model", "config": '{"model_type": "unheard-of"}'},
     {"source": "file", "file": text_of("reference/torch_DualPipeV.csv"), "comm": "0.05"},
-    {"source": "file", "file": UNSOUND},
+    {"source": "file", "file": DEADLOCK},
     {"source": "file", "file": text_of("golden/auto_p4_m8.plan.json")},
 ]
 
@@ -110,7 +111,7 @@ def differences(tool, question, answers):
                         found.append(f"{step['line']}: {part}:\n--- native\n{told[part]}\n--- page\n{step[part]}")
                 for made, content in step["files"].items():
                     there = folder / made
-                    if not there.exists() or there.read_text(encoding="utf-8") != content:
+                    if not there.exists() or there.read_bytes().decode() != content:
                         found.append(f"{step['line']}: file {made} differs")
     return found
 
@@ -152,7 +153,7 @@ def test_looks(browser, page, folder):
 
 
 def main(tool, page, folder):
-    page, folder = pathlib.Path(page).resolve(), pathlib.Path(folder)
+    tool, page, folder = os.path.abspath(tool), pathlib.Path(page).resolve(), pathlib.Path(folder)
     if not find_chromium() or not page.exists():
         print("skipped: no", page if find_chromium() else "Chromium")
         return 77

@@ -2,10 +2,16 @@
 # Builds the playground with the Emscripten of a fresh Debian 13, and tests it against a native build.
 # Run as root, with mmdebstrap, python3 and chromium.
 #
-#   tools/playground/check.sh [--root FOLDER] [CONTRAFLOW]   a Debian 13 to make or to take; the native program
+#   tools/playground/check.sh [--page] [--root FOLDER] [CONTRAFLOW]
+#
+# --page builds without a test. --root names a Debian 13 to make or to take, and CONTRAFLOW the native program.
 set -eu
 cd "$(dirname "$0")/../.."
-root=""
+page="" root=""
+if [ "${1:-}" = --page ]; then
+  page=only
+  shift
+fi
 if [ "${1:-}" = --root ]; then
   root=$2
   shift 2
@@ -35,6 +41,7 @@ unshare -m sh -euc 'mount --bind "$1" "$0$1" && mount -t proc proc "$0/proc" && 
       { cat build/playground.log; exit 1; }
     cmake --build --preset playground"' "$root" "$source"
 say "built"
+[ -z "$page" ] || exit 0
 CONTRAFLOW_PROFILES=$source/tools/profiles PYTHONDONTWRITEBYTECODE=1 \
   python3 tests/tools/playground/playground_test.py "$tool" build/playground/playground.html build/playground/pictures
 say "tested"

@@ -13,6 +13,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 import urllib.parse
 import zlib
 
@@ -94,8 +95,8 @@ def native(tool, folder, line):
 
 
 def differences(tool, question, answers):
-    """Says where the page answers differently; empty if it does not."""
-    found = []
+    """Says where the page answers differently; empty if it does not. And the native program's seconds."""
+    found, seconds = [], 0
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         if "config" in question:
@@ -105,7 +106,9 @@ def differences(tool, question, answers):
             (folder / kind).write_text(question["file"], encoding="utf-8")
         for answer in answers:
             for step in answer["steps"]:
+                began = time.monotonic()
                 told = native(tool, folder, step["line"])
+                seconds += time.monotonic() - began
                 for part in ("code", "output", "errors"):
                     if told[part] != step[part]:
                         found.append(f"{step['line']}: {part}:\n--- native\n{told[part]}\n--- page\n{step[part]}")
@@ -113,7 +116,7 @@ def differences(tool, question, answers):
                     there = folder / made
                     if not there.exists() or there.read_bytes().decode() != content:
                         found.append(f"{step['line']}: file {made} differs")
-    return found
+    return found, seconds
 
 
 def test_form(browser, page):
@@ -138,15 +141,16 @@ def test_form(browser, page):
 
 
 def test_looks(browser, page, folder):
-    """Nothing is wider than the window. Leaves pictures."""
-    for width, height in ((1280, 900), (390, 844)):
-        browser.resize(width, height)
-        for dark in (False, True):
-            browser.set_media(dark)
-            for tab, question in (("compare", {"ranks": "8", "microbatches": "24"}), ("timeline", {"schedule": "zb-v"}),
-                                  ("plan", QUESTIONS[14])):
-                ask(browser, page, question)
-                browser.evaluate(f"playground.chosen = '{tab}', playground.showTabs()")
+    """No page is wider than its window. Leaves pictures."""
+    for tab, question in (("compare", {"ranks": "8", "microbatches": "24"}), ("timeline", {"schedule": "zb-v"}),
+                          ("plan", QUESTIONS[14])):
+        ask(browser, page, question)
+        browser.evaluate(f"playground.chosen = '{tab}', playground.showTabs()")
+        for width, height in ((1280, 900), (390, 844)):
+            browser.resize(width, height)
+            for dark in (False, True):
+                browser.set_media(dark)
+                browser.evaluate(f"playground.setTheme({str(dark).lower()})")
                 browser.evaluate("new Promise((resolve) => setTimeout(resolve, 500))")
                 browser.screenshot(folder / f"{tab}_{width}{'_dark' if dark else ''}.png")
                 check(browser.evaluate("document.documentElement.scrollWidth") <= width, tab, "is wider than", width)
@@ -167,13 +171,14 @@ def main(tool, page, folder):
         for number, question in enumerate(QUESTIONS, 1):
             answers = ask(browser, page, question)
             check(any(answer["steps"] for answer in answers), "no answer to", question)
-            found = differences(tool, question, answers)
+            found, seconds = differences(tool, question, answers)
             equal += not found
             first = browser.evaluate("playground.first")
             firsts.append(first)
             steps = [step for answer in answers for step in answer["steps"]]
             print(f"{number:2} {'equal' if not found else 'DIFFERS'}  {len(steps)} commands, first answer "
-                  f"{first:5.0f} ms, page {sum(step['milliseconds'] for step in steps):6.0f} ms  {steps[0]['line']}",
+                  f"{first:5.0f} ms, page {sum(step['milliseconds'] for step in steps):6.0f} ms, "
+                  f"native {seconds * 1000:6.0f} ms  {steps[0]['line']}",
                   flush=True)
             for difference in found:
                 print(difference)

@@ -24,6 +24,7 @@ say() { echo "playground: $1, $(($(date +%s) - began)) s"; }
 if [ -z "$root" ]; then
   root=$(mktemp -d)
   trap 'rm -rf --one-file-system "$root"' EXIT
+  trap 'exit 1' INT TERM
   chmod 755 "$root"
 fi
 if [ ! -x "$root/usr/bin/emcc" ]; then

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdio>
 #include <future>
+#include <thread>
 #include <utility>
 
 #include "compiler/lower/interleave.h"
@@ -375,9 +376,12 @@ std::vector<CompareRow> Compare(const CompareRequest& asked,
     };
   }
   const auto search = [&] { return MakeRow(kAuto, searched, published); };
+  // libc++ waits forever for a thread that cannot start, so one processor gets none.
+  const auto policy = std::thread::hardware_concurrency() == 1
+                          ? std::launch::deferred
+                          : std::launch::async | std::launch::deferred;
   std::future<CompareRow> found;
-  if (request.includes(kAuto.name))
-    found = std::async(std::launch::async | std::launch::deferred, search);
+  if (request.includes(kAuto.name)) found = std::async(policy, search);
   std::vector<CompareRow> rows;
   for (const Schedule* schedule : Schedules()) {
     if (schedule == &kAuto || !request.includes(schedule->name)) continue;

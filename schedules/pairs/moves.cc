@@ -186,7 +186,10 @@ class Drawing {
     const Action& action = list_[at_];
     if (action.op != Op::FB) return std::nullopt;
     const bool forward = Of(2) == 0;
-    const auto other = Find(at_, Of(2) == 0, 1 + Of(kFar),
+    // Drawn one by one: compilers differ in the order of arguments.
+    const size_t reach = 1 + Of(kFar);
+    const bool ahead = Of(2) == 0;
+    const auto other = Find(at_, ahead, reach,
                             [&](const Action& t) { return t.op == (forward ? Op::F : Op::BW); });
     if (!other) return std::nullopt;
     PairMove move = Window(std::min(at_, *other), std::max(at_, *other));

@@ -54,7 +54,7 @@ struct HashOfKey {
     uint64_t hash = key.words[0] * 0x9E3779B97F4A7C15 ^ (key.words[1] + 0x7F4A7C15);
     hash ^= hash >> 32;
     hash *= 0xD6E8FEB86659FD93;
-    return hash ^ hash >> 32;
+    return static_cast<size_t>(hash ^ hash >> 32);
   }
 };
 

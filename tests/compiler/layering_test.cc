@@ -71,6 +71,7 @@ const std::map<std::string, std::set<std::string>>& Allowed() {
        {"tools/cli", "tools/report", "tools/pictures", "tools/interop", "tools/profile",
         "tools/planner", "runtime/core", "runtime/model", "kernels/host", "schedules",
         "schedules/*", "compiler/*"}},
+      {"tools/playground", {}},
       {"tools/python",
        {"tools/cli", "tools/report", "tools/pictures", "tools/interop", "tools/profile",
         "tools/planner", "schedules", "schedules/*", "compiler/*"}},

@@ -81,7 +81,7 @@ TEST_SUITE("unit") {
         if (key != "total") total += value.get<int64_t>();
       }
       CHECK(memory["total"] == total);
-      CHECK(Contains(MemoryTable(MakeReport(plan, *plan.costs)), FormatCount(total)));
+      CHECK(Contains(MemoryTable(MakeReport(plan, *plan.costs)), FormatBytes(total)));
     }
   }
 

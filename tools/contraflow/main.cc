@@ -13,10 +13,13 @@ namespace contraflow {
 namespace {
 
 constexpr const Command* kCommands[] = {
-    &kListCommand,   &kPlanCommand,     &kCompileCommand,    &kShowCommand,    &kOpenCommand,
-    &kVerifyCommand, &kSimulateCommand, &kExplainCommand,    &kCompareCommand, &kCheckCommand,
-    &kDiffCommand,   &kCostsCommand,    &kProfilesCommand,   &kProfileCommand, &kExportCommand,
-    &kImportCommand, &kTokenizeCommand, &kCompletionCommand, &kDoctorCommand,
+    &kListCommand,     &kPlanCommand,       &kCompileCommand, &kShowCommand,   &kVerifyCommand,
+    &kSimulateCommand, &kExplainCommand,    &kCompareCommand, &kCheckCommand,  &kDiffCommand,
+    &kCostsCommand,    &kProfilesCommand,   &kProfileCommand, &kExportCommand, &kImportCommand,
+    &kTokenizeCommand, &kCompletionCommand,
+#ifndef __EMSCRIPTEN__  // a page starts no programs
+    &kOpenCommand,     &kDoctorCommand,
+#endif
 };
 
 std::string TopHelp() {

@@ -47,9 +47,9 @@ class TimeScale {
   std::string Of(Time ticks) const;
 
  private:
-  Unit unit_;       // of the costs
-  Unit shown_;      // fits
-  int digits_ = 0;  // after the point
+  Unit unit_;           // of the costs
+  Unit shown_;          // fits
+  int digits_ = 0;      // after the point
   Time abstract_step_;  // worth of the last digit in the abstract unit
 };
 

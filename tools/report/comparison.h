@@ -13,7 +13,8 @@
 
 namespace contraflow {
 
-/// The schedules that are not rejected, within 100 columns. `wide` adds every figure that rows have.
+/// The schedules that are not rejected, within 100 columns. `wide` adds every figure that rows
+/// have.
 Table ComparisonTable(const CompareRequest& request, std::span<const CompareRow> rows,
                       bool wide = false);
 

@@ -69,7 +69,9 @@ def main(wheel):
         assert 'failures="1"' in (folder / "other.xml").read_text()
 
         plan = folder / "plans" / "good.json"
-        plan.write_text(plan.read_text().replace('"F"', '"B"', 1))
+        text = plan.read_text()
+        assert "F s0 m0" in text
+        plan.write_text(text.replace("F s0 m0", "F s0 m1", 1))
         code, output = run_action(folder, temporary, common)
         assert code == 1 and "good.json" in output, (code, output)
     print("action: ok")

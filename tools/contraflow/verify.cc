@@ -144,18 +144,24 @@ std::string ProofText(const Verdict& verdict) {
   const auto count = [](int64_t n, const std::string& noun) {
     return FormatCount(n) + " " + noun + (n == 1 ? "" : "s");
   };
-  std::string text = "ok: " + verdict.path + ": " + count(InstructionCount(plan), "instruction") +
-                     " on " + count(plan.ranks, "rank") +
-                     ": every micro-batch complete and in order";
+  const bool only = !verdict.circle.empty();
+  std::string text = (only ? "ok only " + std::string(QueuesOf(*verdict.semantics)) : "ok") + ": " +
+                     verdict.path + ": " + count(InstructionCount(plan), "instruction") + " on " +
+                     count(plan.ranks, "rank") + ": every micro-batch complete and in order";
   if (plan.level != Level::kCompute) {
     text += "; " + count(MessageCount(plan), "message") + " matched one to one; no deadlock";
-    text += *verdict.semantics == Semantics::kRank
-                ? ", even where every transfer is a rendezvous"
-                : " " + std::string(QueuesOf(*verdict.semantics));
+    text += *verdict.semantics == Semantics::kRank ? ", even where every transfer is a rendezvous"
+            : only                                 ? " there"
+                   : " " + std::string(QueuesOf(*verdict.semantics));
   } else if (verdict.csv) {
     text += "; there are no messages: import makes them";
   }
-  if (!verdict.circle.empty()) text += "\n" + verdict.circle;
+  if (only) {
+    // NCCL has a queue for each pair of ranks.
+    const bool nccl = *verdict.semantics != Semantics::kPair;
+    text += std::string("\nit may hang elsewhere") + (nccl ? ", also over NCCL: " : ": ") +
+            verdict.circle;
+  }
   return text + "\n";
 }
 

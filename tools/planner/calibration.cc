@@ -106,6 +106,7 @@ double Predicted(CalibrationRun run, double scale) {
                           .schedule = run.schedule,
                           .recompute = run.recompute,
                           .target = {},
+                          .overlap = run.request.overlap(),
                           .chunks = run.chunks};
   CompileRequest request = ResolveCompile(CompileFlagsOf(row, costs.Of(run.configuration)));
   request.options.any_device = true;  // it ran

@@ -155,6 +155,7 @@ CostSetup PlanRequest::SetupOf(const Configuration& configuration) const {
   setup.micro_batch = configuration.micro_batch;
   setup.fp8 = fp8;
   setup.tp_overlap = tp_overlap;
+  setup.components = !waits();
   setup.optimizer = optimizer;
   setup.activations = activations;
   setup.workspace = workspace;

@@ -64,6 +64,13 @@ struct PlanRequest {
   int64_t budget = 20'000'000'000;  ///< of all searches, as SearchOptions counts it
   size_t top = 5;
 
+  /// True if the framework waits for each all-to-all.
+  bool waits() const {
+    return framework == Framework::kTorch || framework == Framework::kTorchtitan;
+  }
+  /// As --overlap of `compile` takes it: Megatron-LM hides all-to-alls in F&B pairs alone; "": as
+  /// far as the plan can.
+  std::string overlap() const { return framework == Framework::kMegatron ? "published" : ""; }
   /// Setup of the costs of a configuration; points into this request.
   CostSetup SetupOf(const Configuration& configuration) const;
   /// Run of the framework with a configuration.

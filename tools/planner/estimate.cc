@@ -10,8 +10,8 @@
 namespace contraflow {
 namespace {
 
-/// Share of all-to-alls that a searched schedule leaves uncovered, and of a pipeline's fill; for
-/// the guess alone.
+/// Share of all-to-alls that a searched schedule, or one with F&B pairs, leaves uncovered, and of a
+/// pipeline's fill; for the guess alone.
 constexpr double kExposed = 0.3, kFill = 0.5;
 
 /// Times of one micro-batch through one layer.
@@ -72,9 +72,10 @@ double FlopsOf(const WorkOfLayer& work) {
 
 }  // namespace
 
-bool Estimate::Tight(const Configuration& configuration, int64_t memory) const {
-  const int64_t held = std::min(configuration.pp, configuration.microbatches);
-  return fixed + held * one_batch > memory;
+bool Estimate::Tight(const Configuration& configuration, int64_t memory, double times) const {
+  const double held = times * std::min(configuration.pp, configuration.microbatches);
+  return static_cast<double>(fixed) + held * static_cast<double>(one_batch) >
+         static_cast<double>(memory);
 }
 
 std::string PlannerCosts::TextOf(const Configuration& configuration) const {
@@ -111,13 +112,17 @@ Estimate PlannerCosts::EstimateOf(const Configuration& configuration) {
   const Time pp = configuration.pp, m = configuration.microbatches;
   // Two routes have each layer on two ranks.
   const Time share = std::max(m * sum.compute / pp, m * longest / 2);
-  const double serial =
-      static_cast<double>(sum.compute) + kExposed * static_cast<double>(sum.all_to_all);
   const auto ranks = static_cast<double>(pp);
-  const double busy = std::max(serial / ranks, static_cast<double>(longest));
+  const auto guess = [&](double exposed) {
+    const double serial =
+        static_cast<double>(sum.compute) + exposed * static_cast<double>(sum.all_to_all);
+    const double busy = std::max(serial / ranks, static_cast<double>(longest));
+    return static_cast<Time>(busy * (static_cast<double>(m) + kFill * (ranks - 1)) +
+                             updates / ranks);
+  };
   return {.bound = std::max(share, sum.chain),
-          .guess = static_cast<Time>(busy * (static_cast<double>(m) + kFill * (ranks - 1)) +
-                                     updates / ranks),
+          .guess = guess(kExposed),
+          .exposed = guess(1),
           .fixed = static_cast<int64_t>(state / ranks),
           .one_batch = static_cast<int64_t>(activations / ranks)};
 }

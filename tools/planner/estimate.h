@@ -13,11 +13,12 @@ namespace contraflow {
 struct Estimate {
   Time bound = 0;         ///< no plan has a shorter step
   Time guess = 0;         ///< of a step; says which configurations to search first
+  Time exposed = 0;       ///< the same if no all-to-all is hidden
   int64_t fixed = 0;      ///< bytes of parameters and their states on the average rank
   int64_t one_batch = 0;  ///< bytes of one micro-batch's activations on the average rank
 
-  /// True if activations of 1F1B are likely to be over the memory.
-  bool Tight(const Configuration& configuration, int64_t memory) const;
+  /// True if so many times the activations of 1F1B are likely to be over the memory.
+  bool Tight(const Configuration& configuration, int64_t memory, double times = 1) const;
 };
 
 /// Costs of the configurations of a request, each made once.

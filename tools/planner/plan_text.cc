@@ -65,6 +65,13 @@ std::string ActivationsText(Activations activations) {
   return "PyTorch keeps them without fused kernels";
 }
 
+std::string AllToAllText(const PlanRequest& request) {
+  std::string text = "all-to-alls overlap with compute as components do";
+  if (request.waits()) text = "every all-to-all is waited for";
+  if (!request.overlap().empty()) text = "all-to-alls overlap with compute in F&B pairs alone";
+  return text + "; tokens spread evenly over experts";
+}
+
 std::vector<std::string> AssumptionsOf(const PlanRequest& request) {
   const CostSetup setup = request.SetupOf({});
   std::string efficiency;
@@ -81,7 +88,7 @@ std::vector<std::string> AssumptionsOf(const PlanRequest& request) {
       "efficiencies, measured on " + MeasuredOn(request) + ": " + efficiency,
       "MFU: forward and backward FLOPs without recompute, by the GPU's " +
           std::string(request.fp8 ? "fp8" : "bf16") + " peak",
-      "all-to-alls overlap with compute as components do; tokens spread evenly over experts",
+      AllToAllText(request),
       request.tp_overlap ? kTpOverlaps : kTpWaits,
       "optimizer " + std::string(request.optimizer->name) + ": " +
           std::to_string(request.optimizer->of_matrices) + " bytes a parameter (" +

@@ -1,6 +1,7 @@
 #include "tools/planner/planner.h"
 
 #include <algorithm>
+#include <cmath>
 #include <optional>
 #include <utility>
 
@@ -30,41 +31,53 @@ constexpr size_t kHarder = 3;
 /// Times the budget of the scan that are spent where there are fewer rows than asked for.
 constexpr int64_t kMostOver = 3;
 
-/// Approximate work of a compilation without its search, and of each cell, in nanoseconds.
+/// Rows that are searched to the end, if fewer are asked for, too: `top` changes no row.
+constexpr size_t kSearchedRows = 5;
+
+/// Activations of combined 1F1B with two stages a rank, as a multiple of 1F1B's.
+constexpr double kHeldByPairs = 1.5;
+/// Share of the work after which a compilation ends that does not fit.
+constexpr double kRefused = 0.25;
+
+/// Approximate processor time of a compilation without its search, for each layer (twice with
+/// recompute) and each cell, in nanoseconds.
 struct CompileWork {
-  int64_t once, cell;
+  int64_t layer, cell;
 };
-constexpr CompileWork kOneStage = {5'000'000, 50'000};      // a stage a rank
-constexpr CompileWork kMoreStages = {30'000'000, 200'000};  // several
-constexpr CompileWork kTuned = {200'000'000, 500'000};      // partitions are tried on orders
-constexpr CompileWork kSearched = {50'000'000, 100'000};    // auto
+constexpr CompileWork kOneStage = {3'000'000, 12'000};    // a stage a rank
+constexpr CompileWork kMoreStages = {6'000'000, 20'000};  // several
+constexpr CompileWork kTuned = {10'000'000, 500'000};     // partitions are tried on orders
+constexpr CompileWork kSearched = {3'000'000, 20'000};    // auto
 
 struct Candidate {
   Configuration configuration;
   Estimate estimate;
+  int row = -1;                       ///< its row, while no row is sorted
+  int Rejected::*rejected = nullptr;  ///< why it has none
+
+  /// Of several reasons, one per schedule, an unfinished search counts first, then a bound.
+  void Reject(int Rejected::*reason) {
+    const auto weight = [](int Rejected::*r) {
+      return r == &Rejected::budget ? 3 : r == &Rejected::bound ? 2 : r != nullptr ? 1 : 0;
+    };
+    if (weight(reason) > weight(rejected)) rejected = reason;
+  }
 };
 
 int64_t CellsOf(const Configuration& configuration) {
   return int64_t{configuration.pp} * configuration.microbatches;
 }
 
-const CompileWork& WorkOf(std::string_view schedule) {
+const CompileWork& CompileWorkOf(std::string_view schedule) {
   if (schedule == kAuto.name) return kSearched;
   if (schedule == kZbV.name) return kTuned;
   const bool one = schedule == kGpipe.name || schedule == kOneFOneB.name || schedule == kZb1p.name;
   return one ? kOneStage : kMoreStages;
 }
 
-int64_t WorkOf(const Configuration& configuration, std::string_view schedule) {
-  const CompileWork& work = WorkOf(schedule);
-  return work.once + work.cell * CellsOf(configuration);
-}
-
-/// Schedule that is tried first: 1F1B where all are searched, else that which is made soonest.
-std::string QuickOf(const std::vector<std::string>& schedules) {
-  if (std::ranges::count(schedules, kAuto.name) > 0) return std::string(kOneFOneB.name);
-  return *std::ranges::min_element(
-      schedules, {}, [](const std::string& schedule) { return WorkOf(schedule).once; });
+/// True if the schedule hides all-to-alls in F&B pairs.
+bool HidesInPairs(std::string_view schedule) {
+  return schedule == kCombined.name || schedule == kDualPipe.name || schedule == kDualPipeV.name;
 }
 
 /// Other stages per rank to try, if a framework has few schedules.
@@ -81,7 +94,8 @@ class PlanSearch {
     if (rows_.empty()) SearchLonger();
     if (rows_.empty()) RefuseAll();
     result_.compiled = static_cast<int>(rows_.size());
-    if (request_.schedules != std::vector{quick_})
+    // One named schedule has been tried everywhere.
+    if (searches() || request_.schedules.size() > 1)
       SearchFirst(ShareOf(searches() ? kFirst : kFirstNamed));
     SortRows();
     SearchBest();
@@ -134,32 +148,67 @@ class PlanSearch {
     std::ranges::stable_sort(candidates_, {}, [](const Candidate& c) { return c.estimate.guess; });
   }
 
-  /// Makes a row of each configuration, the most promising first, of the quick schedule or, where
-  /// that does not fit, of the named ones. Plans are not kept, for they are many and large.
+  /// Makes a row of each configuration with 1F1B, or with each of the named schedules.
   void Scan(int64_t budget) {
+    std::vector<std::string> schedules = request_.schedules;
+    if (searches()) schedules = {std::string(kOneFOneB.name)};
+    // The soonest steps first, for they prove more of the others longer.
+    std::ranges::stable_partition(schedules, HidesInPairs);
+    for (size_t i = 0; i < schedules.size(); ++i) {
+      const auto part = static_cast<double>(i + 1) / static_cast<double>(schedules.size());
+      const auto most = static_cast<int64_t>(part * static_cast<double>(budget));
+      ScanWith(schedules[i], most, i + 1 < schedules.size() ? most : kMostOver * most);
+    }
     for (const Candidate& candidate : candidates_) {
+      if (candidate.row < 0 && candidate.rejected != nullptr)
+        ++(result_.rejected.*candidate.rejected);
+    }
+  }
+
+  /// Makes rows with a schedule, the most promising first, until `budget` is spent in all, or
+  /// `most` while there are few rows. Plans are not kept, for they are many and large.
+  void ScanWith(const std::string& schedule, int64_t budget, int64_t most) {
+    std::ranges::stable_sort(candidates_, {}, [&](const Candidate& c) {
+      if (request_.waits()) return c.estimate.exposed;
+      return searches() || HidesInPairs(schedule) ? c.estimate.guess : c.estimate.exposed;
+    });
+    for (Candidate& candidate : candidates_) {
       if (stopped() && !rows_.empty()) return;
+      if (!searches() && !Takes(candidate.configuration, schedule)) continue;
       if (!rows_.empty() && candidate.estimate.bound > best_) {
-        ++result_.rejected.bound;
+        candidate.Reject(&Rejected::bound);
         continue;
       }
-      // Few rows are worth more time.
-      const int64_t most = rows_.size() >= request_.top ? budget : kMostOver * budget;
-      if (spent_ >= most) {
-        ++result_.rejected.budget;
+      // Megatron runs no pairs with recompute.
+      if (request_.framework == Framework::kMegatron && HidesInPairs(schedule) &&
+          candidate.estimate.Tight(candidate.configuration, memory(), kHeldByPairs)) {
+        candidate.Reject(&Rejected::memory);
+        continue;
+      }
+      if (spent_ >= (rows_.size() >= kSearchedRows ? budget : most)) {
+        candidate.Reject(&Rejected::budget);
         continue;
       }
       Report(kScan * std::min(1.0, static_cast<double>(spent_) / static_cast<double>(budget)));
       made_.emplace();
-      std::optional<PlannerRow> row = BestOf(candidate, {quick_}, 0);
-      if (!row && !searches()) row = BestOf(candidate, request_.schedules, 0);
-      if (row) {
+      if (std::optional<PlannerRow> row = BestOf(candidate, {schedule}, 0)) {
         best_ = std::min(best_, row->step);
         row->plan = {};
-        rows_.push_back(*std::move(row));
+        Keep(*std::move(row), &candidate);
       } else {
-        ++(flawed_ ? result_.rejected.framework : result_.rejected.memory);
+        candidate.Reject(flawed_ ? &Rejected::framework : &Rejected::memory);
       }
+    }
+  }
+
+  /// Keeps the shortest row of a candidate.
+  void Keep(PlannerRow row, Candidate* candidate) {
+    if (candidate->row < 0) {
+      candidate->row = static_cast<int>(rows_.size());
+      rows_.push_back(std::move(row));
+    } else if (PlannerRow& kept = rows_[static_cast<size_t>(candidate->row)];
+               row.step < kept.step) {
+      kept = std::move(row);
     }
   }
 
@@ -201,14 +250,14 @@ class PlanSearch {
   /// Searches the best rows again, with all that is left of the budget.
   void SearchBest() {
     deep_ = true;
-    const size_t count = std::min(rows_.size(), request_.top);
+    const size_t count = std::min(rows_.size(), std::max(request_.top, kSearchedRows));
     for (size_t i = 0; i < count; ++i) {
       Report(kFirst + (1 - kFirst) * static_cast<double>(i) / static_cast<double>(count));
       PlannerRow& row = rows_[i];
       if (!stopped()) {
         const auto shares = static_cast<int64_t>((count - i) * request_.schedules.size());
         const int64_t left = std::max<int64_t>(0, request_.budget - spent_) / shares;
-        SearchRow(std::max(row.budget, left - WorkOf(row.configuration, kAuto.name)), &row);
+        SearchRow(std::max(row.budget, left - WorkOf(row, kAuto.name)), &row);
       }
       if (!row.plan.programs.empty()) continue;
       made_.emplace();
@@ -254,6 +303,7 @@ class PlanSearch {
                           .schedule = schedule,
                           .recompute = tight ? "auto" : "none",
                           .target = CompileTarget(request_.framework, schedule),
+                          .overlap = request_.overlap(),
                           .chunks = chunks,
                           .budget = schedule == kAuto.name ? budget : 0};
         bool made = Compiled(candidate.estimate, &row);
@@ -270,7 +320,7 @@ class PlanSearch {
   /// Makes the plan of a row. False if the schedule does not take the configuration, it does not
   /// fit, or the framework does not run it.
   bool Compiled(const Estimate& estimate, PlannerRow* row) {
-    spent_ += WorkOf(row->configuration, row->schedule);
+    const int64_t work = WorkOf(*row, row->schedule);
     double search = 0;  // share of its budget that it took
     try {
       CompileRequest request = ResolveCompile(CompileFlagsOf(*row, costs_.Of(row->configuration)));
@@ -280,10 +330,12 @@ class PlanSearch {
           .made = &*made_};
       row->plan = Compile(request.spec, request.options);
     } catch (const Error&) {
-      spent_ += Spent(search, *row);
+      const bool soon = row->recompute != "auto" && row->schedule != kAuto.name;
+      const double share = soon ? kRefused : 1;
+      spent_ += static_cast<int64_t>(share * static_cast<double>(work)) + Spent(search, *row);
       return false;
     }
-    spent_ += Spent(search, *row);
+    spent_ += work + Spent(search, *row);
     if (const std::string flaw = FlawFor(request_.LaunchOf(row->configuration), row->plan);
         !flaw.empty()) {
       plan_flaw_ = flaw;
@@ -294,6 +346,14 @@ class PlanSearch {
     row->bound = estimate.bound;
     if (row->plan.provenance) row->bound = std::max(row->bound, row->plan.provenance->bound);
     return true;
+  }
+
+  /// Processor time of compiling a row with that schedule, about, without its search.
+  int64_t WorkOf(const PlannerRow& row, std::string_view schedule) const {
+    const CompileWork& work = CompileWorkOf(schedule);
+    const auto layers = static_cast<int64_t>(request_.model.layers.size());
+    const bool twice = row.recompute != "none" && schedule != kAuto.name;
+    return work.layer * layers * (twice ? 2 : 1) + work.cell * CellsOf(row.configuration);
   }
 
   static int64_t Spent(double share, const PlannerRow& row) {
@@ -332,6 +392,12 @@ class PlanSearch {
                              [](const auto& part) { return part.second; });
   }
 
+  /// GPUs among which the states of the smallest configuration would fit, if they divided so.
+  int64_t LeastGpus() const {
+    return static_cast<int64_t>(
+        std::ceil(static_cast<double>(least_) * request_.gpus / static_cast<double>(memory())));
+  }
+
   [[noreturn]] void RefuseAll() const {
     const std::string framework = "`for`: " + std::string(Name(request_.framework)) + " runs none ";
     if (!plan_flaw_.empty()) throw Error(framework + "of the plans that fit: " + plan_flaw_);
@@ -342,7 +408,9 @@ class PlanSearch {
       throw Error("`gpus`: no configuration of " + std::to_string(request_.gpus) + " GPUs fits " +
                   FormatBytes(memory()) +
                   "; parameters, gradients and optimizer state alone take " + FormatBytes(least_) +
-                  " of each at least; give more `gpus`, or `fix` less");
+                  " of each at least, and " + FormatCount(LeastGpus()) +
+                  " GPUs or more could hold them; give more `gpus`, `fix` less, or take a smaller "
+                  "`optimizer`");
     }
     const size_t left = static_cast<size_t>(result_.rejected.budget);
     throw Error("`gpus`: " +
@@ -359,7 +427,6 @@ class PlanSearch {
   const PlanRequest& request_;
   const PlanReport report_;
   const std::atomic<bool>* const stop_;
-  const std::string quick_ = QuickOf(request_.schedules);
   PlannerCosts costs_;
   std::optional<MadePlans> made_;  // of one configuration
   std::vector<Candidate> candidates_;
@@ -386,6 +453,7 @@ CompileFlags CompileFlagsOf(const PlannerRow& row, const CostModel& costs) {
   flags.microbatches = configuration.microbatches;
   flags.data_parallel = configuration.replicas();
   flags.costs.read = costs;
+  if (!row.overlap.empty()) flags.costs.overlap = row.overlap;
   flags.recompute = row.recompute;
   if (configuration.zero > 0) flags.device_memory.zero = configuration.zero;
   if (row.schedule == "auto") flags.search.budget = std::to_string(row.budget / 1'000'000) + "ms";

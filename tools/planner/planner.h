@@ -19,6 +19,7 @@ struct PlannerRow {
   std::string schedule;   ///< as --schedule takes it
   std::string recompute;  ///< as --recompute takes it
   std::string target;     ///< as --for of `compile` takes it; empty: any
+  std::string overlap;    ///< as --overlap of `compile` takes it; empty: all
   int chunks = 0;         ///< as --chunks takes it; 0: the schedule's own
   int64_t budget = 0;     ///< of its search, nanoseconds
   Plan plan = {};         ///< level comm, with its costs

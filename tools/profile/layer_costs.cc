@@ -209,6 +209,21 @@ Time TransferTime(const AllToAll& exchange, const CostSetup& setup) {
                   TicksOf(exchange.nvlink_bytes / (setup.gpu->nvlink * share)));
 }
 
+namespace {
+
+/// Adds the all-to-alls of a layer to its f and b.
+void WaitForEach(LayerEstimate* layer) {
+  if (!layer->components) return;
+  for (const ComponentCost& component : kComponentCosts) {
+    if (WorkOf(component.op) != Work::kAllToAll) continue;
+    const bool forward = component.op == Op::DISPATCH_F || component.op == Op::COMBINE_F;
+    (forward ? layer->f : layer->b) += layer->components->Of(component.op, 0);
+  }
+  layer->components.reset();
+}
+
+}  // namespace
+
 ModelCosts CostsOf(const ModelShape& model, const CostSetup& setup) {
   CheckSetup(setup, model);
   ModelCosts costs;
@@ -235,6 +250,7 @@ ModelCosts CostsOf(const ModelShape& model, const CostSetup& setup) {
     layers.back().tied = model.tied ? "head" : "embedding";
   }
   layers.push_back(CostOf("head", HeadWork(model, setup), setup));
+  if (!setup.components) std::ranges::for_each(layers, [](auto& layer) { WaitForEach(&layer); });
   for (const LayerEstimate& layer : layers) {
     costs.parameters += layer.work.parameters * static_cast<double>(layer.repeat);
   }

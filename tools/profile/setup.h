@@ -71,6 +71,9 @@ struct CostSetup {
   double wait = 0.1;
   /// Messages of tp run concurrently with the matmuls that they feed, but for one part of tp.
   bool tp_overlap = false;
+  /// A layer's all-to-alls are apart from its f and b, so that a plan may hide them. Without it,
+  /// they are part of f and b: for frameworks that wait for each.
+  bool components = true;
   /// GPUs of the whole run, and GPUs that hold a stage or a copy of it; 0: many nodes.
   int64_t gpus = 0, stage_gpus = 0;
 

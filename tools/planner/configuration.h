@@ -68,7 +68,7 @@ struct PlanRequest {
   bool waits() const {
     return framework == Framework::kTorch || framework == Framework::kTorchtitan;
   }
-  /// As --overlap of `compile` takes it: Megatron-LM hides all-to-alls in F&B pairs alone; "": as
+  /// Value of --overlap of `compile`: Megatron-LM hides all-to-alls in F&B pairs alone; "": as
   /// far as the plan can.
   std::string overlap() const { return framework == Framework::kMegatron ? "published" : ""; }
   /// Setup of the costs of a configuration; points into this request.

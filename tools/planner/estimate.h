@@ -17,7 +17,7 @@ struct Estimate {
   int64_t fixed = 0;      ///< bytes of parameters and their states on the average rank
   int64_t one_batch = 0;  ///< bytes of one micro-batch's activations on the average rank
 
-  /// True if so many times the activations of 1F1B are likely to be over the memory.
+  /// True if the activations of 1F1B, `times` as large, are likely to be over the memory.
   bool Tight(const Configuration& configuration, int64_t memory, double times = 1) const;
 };
 

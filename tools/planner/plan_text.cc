@@ -151,6 +151,7 @@ std::string CompileLine(const PlannerRow& row, const std::string& costs,
                      std::to_string(c.pp) + " --microbatches " + std::to_string(c.microbatches);
   if (row.chunks > 0) line += " --chunks " + std::to_string(row.chunks);
   if (!row.target.empty()) line += " --for " + row.target;
+  if (!row.overlap.empty()) line += " --overlap " + row.overlap;
   if (c.replicas() > 1) line += " --data-parallel " + std::to_string(c.replicas());
   line += " --costs " + costs;
   if (c.zero > 0) line += " --zero " + std::to_string(c.zero);

@@ -55,7 +55,7 @@ struct Candidate {
   int row = -1;                       ///< its row, while no row is sorted
   int Rejected::*rejected = nullptr;  ///< why it has none
 
-  /// Of several reasons, one per schedule, an unfinished search counts first, then a bound.
+  /// Keeps the weightiest reason of all schedules: an unfinished search, then a bound.
   void Reject(int Rejected::*reason) {
     const auto weight = [](int Rejected::*r) {
       return r == &Rejected::budget ? 3 : r == &Rejected::bound ? 2 : r != nullptr ? 1 : 0;

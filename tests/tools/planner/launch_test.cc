@@ -77,7 +77,7 @@ TEST_CASE("launch: Megatron's arguments are the configuration of the row, and of
         CHECK(Number(arguments, "--pipeline-model-parallel-size", 0) == c.pp);
         CHECK(Number(arguments, "--tensor-model-parallel-size", 1) == c.tp);
         CHECK(Number(arguments, "--expert-model-parallel-size", 1) == c.ep);
-        CHECK(Number(arguments, "--expert-tensor-parallel-size", 0) == 1);
+        CHECK(Number(arguments, "--expert-tensor-parallel-size", 0) == c.etp);
         CHECK(Number(arguments, "--micro-batch-size", 0) == c.micro_batch);
         CHECK(Number(arguments, "--global-batch-size", 0) == request.global_batch);
         CHECK(Number(arguments, "--seq-length", 0) == request.sequence);

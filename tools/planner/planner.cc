@@ -169,7 +169,6 @@ class PlanSearch {
   /// `most` while there are few rows. Plans are not kept, for they are many and large.
   void ScanWith(const std::string& schedule, int64_t budget, int64_t most) {
     std::ranges::stable_sort(candidates_, {}, [&](const Candidate& c) {
-      if (request_.waits()) return c.estimate.exposed;
       return searches() || HidesInPairs(schedule) ? c.estimate.guess : c.estimate.exposed;
     });
     for (Candidate& candidate : candidates_) {

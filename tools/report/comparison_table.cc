@@ -282,8 +282,9 @@ std::string NoteOnPairs(const CompareRequest& request, std::span<const CompareRo
          (costs.layers.empty() ? "; --fb says how long they take.\n\n" : ".\n\n");
 }
 
-Table ComparisonTable(const CompareRequest& request, std::span<const CompareRow> rows, bool wide) {
-  const ComparedColumns columns(request, rows, wide);
+namespace {
+
+Table TableOf(const ComparedColumns& columns, std::span<const CompareRow> rows) {
   Table table;
   for (const ComparedFigure& column : columns.all()) table.columns.emplace_back(column.heading);
   for (const CompareRow& row : rows) {
@@ -295,9 +296,16 @@ Table ComparisonTable(const CompareRequest& request, std::span<const CompareRow>
   return table;
 }
 
+}  // namespace
+
+Table ComparisonTable(const CompareRequest& request, std::span<const CompareRow> rows, bool wide) {
+  return TableOf(ComparedColumns(request, rows, wide), rows);
+}
+
 std::string ComparisonText(const CompareRequest& request, std::span<const CompareRow> rows,
                            bool costs_given, bool wide) {
-  const Table table = ComparisonTable(request, rows, wide);
+  const ComparedColumns columns(request, rows, wide);
+  const Table table = TableOf(columns, rows);
   std::string rejected;
   for (const CompareRow& row : rows) {
     if (row.report) continue;
@@ -307,8 +315,7 @@ std::string ComparisonText(const CompareRequest& request, std::span<const Compar
   if (!table.rows.empty()) text += FormatTable(table) + "\n";
   if (!rejected.empty()) text += rejected + "\n";
   text += NoteOnPairs(request, rows);
-  return text + "advice: " + AdviceLines(Advise(rows)) + "\n" +
-         Footer(request, ComparedColumns(request, rows, wide), wide);
+  return text + "advice: " + AdviceLines(Advise(rows)) + "\n" + Footer(request, columns, wide);
 }
 
 }  // namespace contraflow

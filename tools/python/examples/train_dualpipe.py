@@ -12,6 +12,9 @@ import torch.distributed as dist
 from contraflow.torch import PlanSchedule
 from torch import nn
 
+if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
+    sys.exit(__doc__)
+
 WIDTH, CONTEXT, ROWS, STEPS = 32, 16, 4, 20  # ROWS of each micro-batch
 
 

@@ -153,7 +153,7 @@ class PlanSearch {
     std::vector<std::string> schedules = request_.schedules;
     if (searches()) schedules = {std::string(kOneFOneB.name)};
     // The soonest steps first, for they prove more of the others longer.
-    std::ranges::stable_partition(schedules, HidesInPairs);
+    std::stable_partition(schedules.begin(), schedules.end(), HidesInPairs);
     for (size_t i = 0; i < schedules.size(); ++i) {
       const auto part = static_cast<double>(i + 1) / static_cast<double>(schedules.size());
       const auto most = static_cast<int64_t>(part * static_cast<double>(budget));

@@ -172,7 +172,8 @@ std::vector<Partition> StartingPartitions(const LayerStages& layers, const Plan&
   return starts;
 }
 
-Partition ImprovePartition(Partition partition, const PartitionJudge& judge, int64_t most) {
+Partition ImprovePartition(Partition partition, const PartitionJudge& judge, int64_t most,
+                           const PartitionJudge& least) {
   PartitionWorth worth = judge(partition);
   --most;
   // A layer goes over one end of a stage or, where that alone is worse, through others.
@@ -196,6 +197,7 @@ Partition ImprovePartition(Partition partition, const PartitionJudge& judge, int
             Partition moved = partition;
             --moved[from];
             ++moved[to];
+            if (least && least(moved) >= worth) break;
             const PartitionWorth then = judge(moved);
             if (then >= worth) break;
             worth = then;

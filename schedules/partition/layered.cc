@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "compiler/bound/bound.h"
 #include "compiler/plan/error.h"
 #include "compiler/plan/memory_limit.h"
 #include "compiler/plan/text.h"
@@ -67,6 +68,14 @@ Partition PartitionOf(const Schedule& schedule, const Spec& spec, const Plan& fr
     return result;
   };
   const auto judge = [&](const Partition& partition) { return worth(partition, false); };
+  // An order that is made anew for each partition takes far longer than a bound on all orders.
+  PartitionJudge least;
+  if (schedule.heeds_costs) {
+    least = [&](const Partition& partition) {
+      const CostModel costs = StagedChunks(spec, frame, layers, partition).costs;
+      return PartitionWorth{0, LowerBound(frame, costs), std::ranges::max(partition)};
+    };
+  }
   std::vector<Partition> starts = StartingPartitions(*layers, frame, spec.costs);
   // Only the partition of the bound is wanted.
   Spec quick = spec;
@@ -78,8 +87,9 @@ Partition PartitionOf(const Schedule& schedule, const Spec& spec, const Plan& fr
     return worth(partition, spec.search.components);
   };
   const PartitionChoice choice = ChoiceOf(spec);
-  Partition best = choice.layers.empty() ? BestFrom(starts, judge, MostJudged(spec, stages), last)
-                                         : choice.layers;
+  Partition best = choice.layers.empty()
+                       ? BestFrom(starts, judge, MostJudged(spec, stages), last, least)
+                       : choice.layers;
   const PartitionWorth found = judge(best);
   if (!CountsBytes(spec.costs)) return best;
   if (found.excess <= 0) {
@@ -103,7 +113,8 @@ Partition PartitionOf(const Schedule& schedule, const Spec& spec, const Plan& fr
   }
   Partition min_memory = MinMemoryPartition(spec, frame, layers).partition;
   if (judge(min_memory) >= found) return best;
-  return ImprovePartition(std::move(min_memory), judge, MostJudged(spec, stages) / kMinMemoryShare);
+  return ImprovePartition(std::move(min_memory), judge, MostJudged(spec, stages) / kMinMemoryShare,
+                          least);
 }
 
 Plan FromPublished(const Schedule& schedule, const Spec& spec, const SearchControl& control) {

@@ -49,8 +49,10 @@ std::vector<Partition> StartingPartitions(const LayerStages& layers, const Plan&
                                           const CostModel& costs);
 
 /// Moves layers over the ends of stages as long as `judge` finds that better, and asks it at most
-/// `most` times. Never worse than `start`.
-Partition ImprovePartition(Partition start, const PartitionJudge& judge, int64_t most);
+/// `most` times. Never worse than `start`. `least`, where given, is a quick lower bound on the worth
+/// of a partition, and spares those that cannot be better.
+Partition ImprovePartition(Partition start, const PartitionJudge& judge, int64_t most,
+                           const PartitionJudge& least = {});
 
 /// A lower bound, and the partition on which its argument finds no more; empty where it
 /// is of no partition in particular.

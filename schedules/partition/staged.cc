@@ -127,7 +127,7 @@ int64_t MostJudged(const Spec& spec, int stages) {
 }
 
 Partition BestFrom(const std::vector<Partition>& starts, const PartitionJudge& judge, int64_t most,
-                   const PartitionJudge& last) {
+                   const PartitionJudge& last, const PartitionJudge& least) {
   // The result of several starts is judged once.
   std::map<Partition, PartitionWorth> known;
   const auto once = [&](const Partition& partition) {
@@ -138,7 +138,7 @@ Partition BestFrom(const std::vector<Partition>& starts, const PartitionJudge& j
   const int64_t each = std::max<int64_t>(1, most / static_cast<int64_t>(starts.size()));
   std::optional<std::pair<PartitionWorth, Partition>> best;
   for (const Partition& start : starts) {
-    Partition improved = ImprovePartition(start, once, each);
+    Partition improved = ImprovePartition(start, once, each, least);
     std::pair found(last(improved), std::move(improved));
     if (!best || found.first < best->first) best = std::move(found);
   }

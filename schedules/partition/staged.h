@@ -55,6 +55,6 @@ int64_t MostJudged(const Spec& spec, int stages);
 /// The starts, improved by `most` judgements together (ImprovePartition), and of these the best one
 /// by `last`.
 Partition BestFrom(const std::vector<Partition>& starts, const PartitionJudge& judge, int64_t most,
-                   const PartitionJudge& last);
+                   const PartitionJudge& last, const PartitionJudge& least = {});
 
 }  // namespace contraflow

@@ -82,6 +82,7 @@ class ZbVHeuristic {
     for (const Time bubble : known_) largest_known_ = std::max(largest_known_, bubble);
     state_.resize(static_cast<size_t>(ranks_));
     for (State& state : state_) {
+      state.program.reserve(6 * static_cast<size_t>(all_));
       for (auto& ends : state.end) ends.reserve(static_cast<size_t>(all_));
     }
   }
@@ -308,9 +309,11 @@ Plan GenerateZbV(const Spec& spec) {
   Time least = Length(best, spec.costs);
   // The heuristic takes far longer than the order by hand, which is often the best there is.
   if (least <= LeastLength(best, spec.costs)) return best;
+  std::vector<std::vector<Program>> known;  // policies often agree
   for (int i = 0; i < 4; ++i) {
     plan.programs = BestZbV(spec, {.fill_b = i < 2, .fill_f = i % 2 == 0}).programs;
-    if (plan.programs.empty()) continue;
+    if (plan.programs.empty() || std::ranges::count(known, plan.programs) > 0) continue;
+    known.push_back(plan.programs);
     const Time length = Length(plan, spec.costs);
     if (length >= least) continue;
     least = length;

@@ -234,9 +234,13 @@ MessageSize CommCost::SizeBetween(int s) const {
   return sizes[std::min(static_cast<size_t>(std::max(s, 0)), sizes.size() - 1)];
 }
 
-MessageSize CommCost::SizeOf(const Instruction& message) const {
+int CommCost::PairOf(const Instruction& message) {
   const bool to_next = message.op == Op::SEND_F || message.op == Op::RECV_B;
-  return SizeBetween(to_next ? message.stage : message.stage - 1);
+  return to_next ? message.stage : message.stage - 1;
+}
+
+MessageSize CommCost::SizeOf(const Instruction& message) const {
+  return SizeBetween(PairOf(message));
 }
 
 MessageSize CommCost::Largest() const {

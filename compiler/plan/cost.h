@@ -68,15 +68,20 @@ struct CommCost {
   bool reduce_blocks = false;
   /// Sizes of messages between stages s and s + 1, either way; empty where all have `bytes`.
   std::vector<MessageSize> sizes = {};
+  /// The queues through which messages pass in time; kEdge and kBuffered are alike. In memory only.
+  Semantics queues = Semantics::kEdge;
 
   /// Sets `bytes`, `occupancy` and, where they differ, `sizes`; one entry for each pair of
   /// neighbours.
   void SetBytes(const std::vector<int64_t>& between, Unit unit);
-  MessageSize SizeBetween(int s) const;  ///< of a message between stages s and s + 1
+  MessageSize SizeBetween(int s) const;           ///< of a message between stages s and s + 1
+  static int PairOf(const Instruction& message);  ///< that s
   MessageSize SizeOf(const Instruction& message) const;
   MessageSize Largest() const;
   /// With a bandwidth each directed edge carries one message at a time, first in first out.
   bool exclusive() const { return bandwidth > 0; }
+  /// A rank has one queue, or one for each other rank: messages wait for those before them.
+  bool queued() const { return queues == Semantics::kRank || queues == Semantics::kPair; }
   bool operator==(const CommCost&) const = default;
 };
 

@@ -78,7 +78,7 @@ void CheckHostCost(const CostModel& costs, bool offloads) {
   if (!costs.host) {
     throw Error(
         "the plan copies activations to the host (OFFLOAD), and the costs do not say how long that "
-        "takes; give \"host\": {\"bandwidth\": ..} or {\"time\": ..}, or --host-link");
+        "takes; give \"host\": {\"bandwidth\": ..} or {\"time\": ..}");
   }
   if (costs.host->bandwidth == 0) return;
   if (costs.memory && costs.memory->activation_bytes > 0) return;

@@ -147,6 +147,23 @@ Op BackwardBegin(LayerKind kind);
 /// Weight components of it.
 inline int WeightParts(LayerKind kind) { return kind == LayerKind::kPlain ? 1 : 2; }
 
+/// Promise of the network, under which the messages of a plan run to their end: how many in-order
+/// queues a rank has, in which every message is a rendezvous. Messages of one directed edge are
+/// received in the order they were sent in all of them. A plan that runs under one runs under the
+/// next.
+enum class Semantics : uint8_t {
+  kRank,      ///< one: whatever the network is
+  kPair,      ///< one for each other rank
+  kEdge,      ///< one for each other rank and direction
+  kBuffered,  ///< a SEND is over at once, however much has been sent
+};
+inline constexpr Semantics kEverySemantics[] = {Semantics::kRank, Semantics::kPair,
+                                                Semantics::kEdge, Semantics::kBuffered};
+
+std::string_view Name(Semantics semantics);  ///< "rank" "pair" "edge" "buffered"
+/// Throws Error with the known names.
+Semantics ParseSemantics(std::string_view name);
+
 /// Instructions of the same rank that one instruction waits for: at most one per other lane is
 /// needed, so the list is short and lives inside the instruction.
 inline constexpr int kMaxAfter = 6;

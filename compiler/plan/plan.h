@@ -26,23 +26,6 @@ std::string_view Name(Level level);  ///< "compute" "comm" "component" "buffer"
 /// Throws Error with the known names.
 Level ParseLevel(std::string_view name);
 
-/// Promise of the network, under which the messages of a plan run to their end: how many in-order
-/// queues a rank has, in which every message is a rendezvous. Messages of one directed edge are
-/// received in the order they were sent in all of them. A plan that runs under one runs under the
-/// next.
-enum class Semantics : uint8_t {
-  kRank,      ///< one: whatever the network is
-  kPair,      ///< one for each other rank
-  kEdge,      ///< one for each other rank and direction
-  kBuffered,  ///< a SEND is over at once, however much has been sent
-};
-inline constexpr Semantics kEverySemantics[] = {Semantics::kRank, Semantics::kPair,
-                                                Semantics::kEdge, Semantics::kBuffered};
-
-std::string_view Name(Semantics semantics);  ///< "rank" "pair" "edge" "buffered"
-/// Throws Error with the known names.
-Semantics ParseSemantics(std::string_view name);
-
 /// Placement of the stages for the micro-batches that take this route. DualPipe has two routes,
 /// interleaved and V-shaped placements have one which visits a rank several times.
 struct Route {

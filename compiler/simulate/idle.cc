@@ -22,6 +22,7 @@ constexpr std::array<CauseText, kIdleCauses> kTexts = {{
     {"drain", "no forward is left: the input is still being computed elsewhere, or the step ends"},
     {"dependency", "in between: the input is still being computed elsewhere"},
     {"link", "the input is on its way from another rank, or waits for the link"},
+    {"queue", "the input is made, and its message waits for its turn in the queue of a rank"},
     {"all-to-all", "an all-to-all runs, here or where the input is being computed"},
     {"host", "a copy to or from the memory of the host runs"},
     {"reduce", "gradients are being summed"},
@@ -196,7 +197,14 @@ class RankIdle {
     for (Time start = waits_.SpanOf(at).start; start > gap.start;) {
       // An unsound plan may wait in a circle, of which no link takes time.
       if (--links < 0) return put(gap.start, start, IdleCause::kDependency, at);
-      const std::optional<Wait> wait = waits_.Last(at);
+      std::optional<Wait> wait = waits_.Last(at);
+      const std::optional<Wait> made = waits_.Made(at);
+      if (made && made->until < start) {
+        put(made->until, start, IdleCause::kQueue, wait->on);
+        start = made->until;
+        wait = made;
+        if (start <= gap.start) return;
+      }
       const Time until = wait ? std::min(wait->until, start) : 0;
       // At level compute messages are not written down.
       put(until, start,

@@ -15,6 +15,7 @@ enum class IdleCause : uint8_t {
   kDrain,       ///< the same, or the end of the step, when it has no forward left to run
   kDependency,  ///< its input is still being computed elsewhere, in between
   kLink,        ///< its input is on its way from another rank
+  kQueue,       ///< its input is made, and the message waits in a queue of a rank
   kAllToAll,    ///< an all-to-all runs, on this rank or on the one that it waits for
   kHost,        ///< a copy to or from the memory of the host runs
   kReduce,      ///< gradients are being summed
@@ -25,7 +26,7 @@ enum class IdleCause : uint8_t {
 };
 inline constexpr int kIdleCauses = static_cast<int>(IdleCause::kStandstill) + 1;
 
-/// "fill" "drain" "dependency" "link" "all-to-all" "host" "reduce" "memory" "order"
+/// "fill" "drain" "dependency" "link" "queue" "all-to-all" "host" "reduce" "memory" "order"
 /// "overhead" "standstill"
 std::string_view Name(IdleCause cause);
 /// Meaning, for a legend.

@@ -12,6 +12,7 @@
 #include "compiler/plan/rank_memory.h"
 #include "compiler/plan/recompute_cost.h"
 #include "compiler/simulate/engine.h"
+#include "compiler/simulate/message_queues.h"
 
 namespace contraflow {
 namespace {
@@ -28,6 +29,7 @@ class Simulator {
         owner_(plan),
         engine_(plan),
         edges_(plan, costs),
+        queues_(plan, costs),
         reductions_(plan, durations_),
         explicit_messages_(plan.level != Level::kCompute),
         recomputed_(plan),
@@ -59,7 +61,7 @@ class Simulator {
     });
     for (const InstructionRef& ref : late_) {
       const auto r = static_cast<size_t>(ref.rank), index = static_cast<size_t>(ref.index);
-      timeline[r][index] = Incoming(plan_.programs[r][index]);
+      if (const Span* message = MessageOf(plan_.programs[r][index])) timeline[r][index] = *message;
     }
     return std::move(result_.timeline);
   }
@@ -76,7 +78,7 @@ class Simulator {
       const InstructionRef at = engine_.At(r);
       if (static_cast<size_t>(at.index) < plan_.program(r).size()) engine_.Stuck(at);
     }
-    ReceiveLate();
+    PassLate();
     SumUp(&result_);
     return std::move(result_);
   }
@@ -216,7 +218,8 @@ class Simulator {
     const bool forward = i.op == Op::SEND_F;
     const Time made = (forward ? f_end_ : b_end_)(i.stage, i.microbatch);
     if (made == kUnset) return false;
-    Span* const message = &(forward ? f_message_ : b_message_)(i.stage, i.microbatch);
+    Span* const message = MessageOf(i);
+    if (costs_.comm.queued()) return Post(r, made, message, span);
     Depart(r, i.peer, forward ? i.stage : i.stage - 1, made, message);
     *span = *message;
     return true;
@@ -225,26 +228,38 @@ class Simulator {
   /// Does not wait: the consumer does. In a group a RECV may stand before the SEND that its message
   /// depends on.
   bool Receive(int r, const Instruction& i, Span* span) {
-    *span = Incoming(i);
+    Span* const message = MessageOf(i);
+    if (costs_.comm.queued() && message != nullptr) return Post(r, 0, message, span);
+    *span = message == nullptr ? kNever : *message;
     if (span->end == kUnset) late_.push_back(engine_.At(r));
     return true;
   }
 
-  /// RECV_F names the stage that consumes, the message the stage that produced.
-  Span Incoming(const Instruction& i) const {
-    const bool forward = i.op == Op::RECV_F;
-    const int producer = forward ? i.stage - 1 : i.stage + 1;
-    if (producer < 0 || producer >= plan_.stages) return {kUnset, kUnset};
-    return (forward ? f_message_ : b_message_)(producer, i.microbatch);
+  /// The message may leave at `ready`.
+  bool Post(int r, Time ready, Span* message, Span* span) {
+    const InstructionRef at = engine_.At(r);
+    queues_.Post(at, ready, message, &engine_);
+    *span = *message;
+    if (span->end == kUnset) late_.push_back(at);
+    return true;
   }
 
-  /// Gives the receives that were posted before their message left its span.
-  void ReceiveLate() {
+  /// The span that both sides of a message share; null for one of a stage that there is not.
+  /// RECV names the stage that consumes, the message the one that produced.
+  Span* MessageOf(const Instruction& i) {
+    const bool forward = i.op == Op::SEND_F || i.op == Op::RECV_F;
+    const int producer = IsSend(i.op) ? i.stage : forward ? i.stage - 1 : i.stage + 1;
+    if (producer < 0 || producer >= plan_.stages) return nullptr;
+    return &(forward ? f_message_ : b_message_)(producer, i.microbatch);
+  }
+
+  /// Gives the messages that were posted before they left their spans.
+  void PassLate() {
     for (const InstructionRef& ref : late_) {
       const auto r = static_cast<size_t>(ref.rank), index = static_cast<size_t>(ref.index);
-      const Span message = Incoming(plan_.programs[r][index]);
-      if (message.end == kUnset) engine_.Stuck(ref);
-      if (!result_.timeline.ranks.empty()) result_.timeline.ranks[r][index] = message;
+      const Span* const message = MessageOf(plan_.programs[r][index]);
+      if (message == nullptr || message->end == kUnset) engine_.Stuck(ref);
+      if (!result_.timeline.ranks.empty()) result_.timeline.ranks[r][index] = *message;
     }
   }
 
@@ -301,6 +316,7 @@ class Simulator {
   const Owners owner_;
   Engine engine_;
   Edges edges_;
+  MessageQueues queues_;
   Reductions reductions_;
   const bool explicit_messages_;
   const RecomputedCells recomputed_;
@@ -311,7 +327,7 @@ class Simulator {
   Grid<Span> f_message_, b_message_;     // leaving that stage
   std::vector<Time> weights_end_;  // of each stage: last weight gradient so far, over all copies
   std::vector<RankState> rank_;
-  std::vector<InstructionRef> late_;  // receives passed before their message left
+  std::vector<InstructionRef> late_;  // messages passed before they left
   Simulation result_;
 };
 

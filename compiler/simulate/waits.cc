@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <map>
 #include <set>
 #include <tuple>
 #include <utility>
@@ -37,11 +38,14 @@ Waits::Waits(const Plan& plan, const CostModel& costs, const Timeline& timeline)
     compute_before_.resize(plan.programs.size());
   }
   lane_before_.resize(plan.programs.size());
+  const bool queued = comm_.queued() && !lanes_;
   if (comm_.exclusive()) edge_before_.resize(plan.programs.size());
+  if (queued) queue_before_.resize(plan.programs.size());
   for (int r = 0; r < plan.ranks; ++r) {
     Locate(r);
     Chain(r);
     if (comm_.exclusive()) QueueOnEdges(r);
+    if (queued) Queue(r);
   }
 }
 
@@ -115,6 +119,27 @@ void Waits::QueueOnEdges(int rank) {
     if (std::get<0>(sends[k - 1]) == peer) {
       before[static_cast<size_t>(index)] = std::get<2>(sends[k - 1]);
     }
+  }
+}
+
+void Waits::Queue(int rank) {
+  struct Place {
+    int before = -1, last = -1;  // that passed last of the entry before and of this one
+    int group = -1;
+  };
+  const Program& program = plan_.program(rank);
+  std::map<int, Place> queues;  // by peer
+  for (InstructionRef at{rank, 0}; at.index < static_cast<int>(program.size()); ++at.index) {
+    const Instruction& i = At(at);
+    int before = -1;
+    if (IsMessage(i.op)) {
+      Place& queue = queues[comm_.queues == Semantics::kRank ? 0 : i.peer];
+      if (i.group < 0 || i.group != queue.group) queue.before = std::exchange(queue.last, -1);
+      queue.group = i.group;
+      before = queue.before;
+      if (queue.last < 0 || SpanOf(at).end > SpanOf({rank, queue.last}).end) queue.last = at.index;
+    }
+    queue_before_[static_cast<size_t>(rank)].push_back(before);
   }
 }
 
@@ -209,11 +234,28 @@ void Waits::OfSend(InstructionRef at, std::vector<Wait>* waits) const {
   } else {
     AddCell(forward ? forward_ : backward_, send.stage, send.microbatch, waits);
   }
+  const auto queue = [&](int rank, int index) {
+    if (index < 0) return;
+    Add(rank, queue_before_[static_cast<size_t>(rank)][static_cast<size_t>(index)], waits);
+  };
+  if (!queue_before_.empty()) {
+    queue(at.rank, at.index);
+    queue(send.peer, (forward ? recv_f_ : recv_b_)(send.stage, send.microbatch));
+  }
   if (edge_before_.empty()) return;
   const int before = edge_before_[static_cast<size_t>(at.rank)][static_cast<size_t>(at.index)];
   if (before < 0) return;
   const InstructionRef on{at.rank, before};
   waits->push_back({on, SpanOf(on).start + comm_.SizeOf(At(on)).occupancy});
+}
+
+std::optional<Wait> Waits::Made(InstructionRef at) const {
+  if (queue_before_.empty() || !IsSend(At(at).op)) return std::nullopt;
+  std::vector<Wait> made;
+  const Grid<int>& cells = At(at).op == Op::SEND_F ? forward_ : backward_;
+  AddCell(cells, At(at).stage, At(at).microbatch, &made);
+  if (made.empty()) return std::nullopt;
+  return made.front();
 }
 
 void Waits::OfReduce(int stage, std::vector<Wait>* waits) const {

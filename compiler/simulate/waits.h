@@ -29,6 +29,9 @@ class Waits {
   std::optional<Wait> Last(InstructionRef at) const;
   /// That, what it waited for in turn, and so on back to the start of the step.
   std::vector<Wait> Back(InstructionRef at) const;
+  /// Returns the wait of a SEND for its data, where it may have waited in a queue since
+  /// (CommCost::queued).
+  std::optional<Wait> Made(InstructionRef at) const;
 
   const Instruction& At(InstructionRef ref) const {
     return plan_.program(ref.rank)[static_cast<size_t>(ref.index)];
@@ -44,6 +47,7 @@ class Waits {
   void Locate(int rank);
   void Chain(int rank);
   void QueueOnEdges(int rank);
+  void Queue(int rank);
   std::optional<Wait> OnLane(InstructionRef at) const;
   /// All but the lane.
   std::vector<Wait> Others(InstructionRef at) const;
@@ -72,6 +76,8 @@ class Waits {
   Grid<int> reload_;  ///< empty where nothing is offloaded
   std::vector<std::vector<InstructionRef>> weights_, reduces_;  ///< by stage, the last of each rank
   Indices edge_before_;  ///< of a SEND that before it on its edge; empty where edges have no queue
+  /// For a message in a queue the one before it that passed last; empty where there are no queues.
+  Indices queue_before_;
 };
 
 }  // namespace contraflow

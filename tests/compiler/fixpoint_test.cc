@@ -7,6 +7,7 @@
 #include <random>
 #include <tuple>
 
+#include "compiler/simulate/idle.h"
 #include "compiler/simulate/simulate.h"
 #include "tests/support/longest_path.h"
 #include "tests/support/naive.h"
@@ -119,6 +120,37 @@ TEST_SUITE("property") {
       }
       CHECK(ends == DependencyGraph(plan, spec.costs).Ends());
     }
+  }
+
+  TEST_CASE("Simulate and fixpoint give messages in queues the same times and queues only delay") {
+    std::mt19937_64 random(6);
+    int longer = 0;
+    for (const Spec& spec : RandomSpecs(&random, 300, 6, 16)) {
+      CAPTURES(spec.schedule, spec.ranks, spec.microbatches);
+      const Plan plan = Compile(spec);
+      CostModel costs = spec.costs;
+      Time before = Simulate(plan, costs).makespan;
+      for (const Semantics queues : {Semantics::kPair, Semantics::kRank}) {
+        CAPTURE(Name(queues));
+        costs.comm.queues = queues;
+        const Simulation run = Simulate(plan, costs);
+        CHECK(run.timeline == FixpointTimes(plan, costs));
+        CHECK(run.makespan >= before);
+        longer += run.makespan > before ? 1 : 0;
+        before = run.makespan;
+        // Each idle time has one cause, and none of them is that nothing was missing.
+        const auto idle = AttributeIdle(plan, costs, run);
+        for (size_t r = 0; r < idle.size(); ++r) {
+          Time sum = 0;
+          for (const Idle& each : idle[r]) {
+            sum += each.when.end - each.when.start;
+            CHECK(each.cause != IdleCause::kOverhead);
+          }
+          CHECK(sum == run.ranks[r].bubble);
+        }
+      }
+    }
+    CHECK(longer > 50);
   }
 }
 

@@ -228,6 +228,17 @@ class SymbolicRun {
 
 std::string RunSymbolically(const Plan& plan) { return SymbolicRun(plan).Run(); }
 
+namespace {
+
+/// A queue of a rank: what came before its present message or group, and that.
+struct FixpointQueue {
+  int group = -1;
+  Time before = 0, now = 0;  // ends
+  Time ready = 0;            // when all that the group sends is made
+};
+
+}  // namespace
+
 Timeline FixpointTimes(const Plan& plan, const CostModel& costs) {
   Timeline times;
   times.unit = costs.unit;
@@ -235,6 +246,7 @@ Timeline FixpointTimes(const Plan& plan, const CostModel& costs) {
   // When the output of a forward ('y') or backward ('g') is where it is needed, the weight
   // gradients of a stage are there ('w') and are summed ('r').
   std::map<std::tuple<char, int, int>, Time> there;
+  std::map<std::tuple<char, int, int>, Time> begun;  // messages in queues
   for (bool changed = true; changed;) {
     changed = false;
     const auto raise = [&](Time* time, Time to) {
@@ -244,13 +256,38 @@ Timeline FixpointTimes(const Plan& plan, const CostModel& costs) {
     for (size_t r = 0; r < plan.programs.size(); ++r) {
       Time lane = 0;
       std::map<int, Time> edge;
+      std::map<int, FixpointQueue> queues;
       std::map<std::tuple<char, int, int>, Time> made;  // on this rank
       for (size_t k = 0; k < plan.programs[r].size(); ++k) {
         const Instruction& i = plan.programs[r][k];
         Span& span = times.ranks[r][k];
         const bool forward = i.op == Op::SEND_F || i.op == Op::RECV_F;
         const char kind = forward ? 'y' : 'g';
-        if (WorkOf(i.op) == Work::kSend) {
+        if (IsMessage(i.op) && costs.comm.queued()) {
+          const bool one = costs.comm.queues == Semantics::kRank;
+          FixpointQueue& queue = queues[one ? 0 : i.peer];
+          if (i.group < 0 || i.group != queue.group) {
+            queue = {.group = i.group, .before = std::max(queue.before, queue.now)};
+            for (size_t j = k; j < plan.programs[r].size(); ++j) {
+              const Instruction& other = plan.programs[r][j];
+              if (j > k && (i.group < 0 || other.group != i.group)) break;
+              if (!IsSend(other.op) || (!one && other.peer != i.peer)) continue;
+              const char output = other.op == Op::SEND_F ? 'y' : 'g';
+              queue.ready = std::max(queue.ready, made[{output, other.stage, other.microbatch}]);
+            }
+          }
+          const int producer = IsSend(i.op) ? i.stage : i.stage + (forward ? -1 : 1);
+          Time& begins = begun[{kind, producer, i.microbatch}];
+          raise(&begins, std::max(queue.before, queue.ready));
+          if (IsSend(i.op)) {
+            raise(&begins, edge[i.peer]);
+            edge[i.peer] = costs.comm.exclusive() ? begins + costs.comm.occupancy : 0;
+          }
+          raise(&span.start, begins);
+          raise(&span.end, begins + costs.comm.occupancy + costs.comm.latency);
+          queue.now = std::max(queue.now, span.end);
+          if (IsRecv(i.op)) made[{kind, producer, i.microbatch}] = span.end;
+        } else if (WorkOf(i.op) == Work::kSend) {
           raise(&span.start, std::max(edge[i.peer], made[{kind, i.stage, i.microbatch}]));
           raise(&span.end, span.start + costs.comm.occupancy + costs.comm.latency);
           edge[i.peer] = costs.comm.exclusive() ? span.start + costs.comm.occupancy : 0;

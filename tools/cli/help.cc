@@ -35,6 +35,7 @@ constexpr OptionGroup kPlannerGroups[] = {
      "partition for only fix level "},
     {"Costs",
      " costs f b w bw split fb comm host-link overlap efficiency measured wait from warmup mean "
+     "semantics "
      "plan "},
     {"Memory", " memory memory-limit device-memory zero recompute offload "},
     {"Search", " budget until seed noise no-auto top "},

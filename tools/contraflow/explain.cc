@@ -22,6 +22,7 @@ namespace {
 struct ExplainOptions {
   std::string plan;
   CostsOption costs;
+  std::string semantics;
   std::optional<int64_t> rank, instruction;
   std::optional<GivenTime> at;
   bool all = false, json = false;
@@ -75,8 +76,10 @@ int RunExplain(const ExplainOptions& options) {
   std::optional<ProgressLine> progress("explaining " + options.plan);
   ScheduleFile file = ReadTimedSchedule(options.plan);
   Plan& plan = file.plan;
-  const CostModel costs = CostsOf(options.costs, file, nullptr);
+  CostModel costs = CostsOf(options.costs, file, nullptr);
+  const std::optional<Semantics> queues = AskedQueues(options.semantics, &plan);
   const std::optional<BrokenRun> broken = RunBroken(plan, costs, options.plan);
+  if (queues && !broken) UseQueues(*queues, &plan, &costs);
   // With its messages, since ranks wait for them; that changes no time.
   if (plan.level == Level::kCompute && !broken) {
     plan = Lower(std::move(plan), costs, {.target = Level::kComm});
@@ -105,6 +108,7 @@ std::function<int()> AddExplain(CLI::App* app) {
   AddPlan(app, &options->plan)
       ->description("plan file or folder, or PyTorch's CSV; - is standard input");
   AddCostsOptions(app, &options->costs, "the plan's own");
+  AddQueues(app, &options->semantics);
   AddInteger(app, "--rank", &options->rank, "R",
              "why this rank is idle, and its five longest idle times");
   app->add_flag("--all", options->all, "list every idle time of that rank");

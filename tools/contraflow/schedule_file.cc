@@ -5,6 +5,9 @@
 
 #include "compiler/files/file.h"
 #include "compiler/files/plan_io.h"
+#include "compiler/lower/lower.h"
+#include "tools/cli/exit.h"
+#include "tools/cli/options.h"
 #include "tools/cli/terminal.h"
 #include "tools/report/promise.h"
 
@@ -49,6 +52,31 @@ CostModel CostsOf(const CostsOption& option, const ScheduleFile& file,
   if (assumed == nullptr) Warn(said);
   if (assumed != nullptr) *assumed = std::move(said);
   return costs;
+}
+
+void AddQueues(CLI::App* app, std::string* semantics) {
+  AddChoice(app, "--semantics", semantics, "rank|pair|edge|buffered",
+            "queues in which messages wait for those before them: one a rank, one for\n"
+            "each pair of ranks, or one for each directed edge, which is the same here\n"
+            "as unlimited buffering (default: edge)");
+}
+
+std::optional<Semantics> AskedQueues(const std::string& semantics, Plan* plan) {
+  if (semantics.empty()) return std::nullopt;
+  const Semantics queues = ReadOption([&] { return ParseSemantics(semantics); });
+  if (plan->level > Level::kComm) {
+    throw UsageError(
+        "`semantics`: must be left out for a plan with components, whose messages wait "
+        "on edges");
+  }
+  plan->semantics = queues;
+  return queues;
+}
+
+void UseQueues(Semantics queues, Plan* plan, CostModel* costs) {
+  costs->comm.queues = queues;
+  if (plan->level == Level::kCompute)
+    *plan = Lower(std::move(*plan), *costs, {.target = Level::kComm});
 }
 
 void SayNotes(const TorchCsvNotes& notes) {

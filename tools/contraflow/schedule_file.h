@@ -1,5 +1,7 @@
 #pragma once
 
+#include <CLI/CLI.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -26,6 +28,15 @@ ScheduleFile ReadTimedSchedule(const std::string& path);
 /// The costs of either, as CostsForPlan has them; no backward costs anything where it was added.
 CostModel CostsOf(const CostsOption& option, const ScheduleFile& file,
                   std::vector<std::string>* assumed);
+
+/// Adds --semantics, the queues in which messages wait.
+void AddQueues(CLI::App* app, std::string* semantics);
+
+/// Returns the queues that were asked for, under which the plan must be sound from now on. Throws
+/// UsageError for a plan with components.
+std::optional<Semantics> AskedQueues(const std::string& semantics, Plan* plan);
+/// Has messages of a sound plan wait in these queues.
+void UseQueues(Semantics queues, Plan* plan, CostModel* costs);
 
 /// Says the notes of a CSV on stderr.
 void SayNotes(const TorchCsvNotes& notes);

@@ -23,7 +23,7 @@ namespace {
 struct SimulateOptions {
   std::string plan;
   CostsOption costs;
-  std::string trace, html;
+  std::string trace, html, semantics;
   bool json = false;
 };
 
@@ -40,11 +40,13 @@ int RunSimulate(const SimulateOptions& options) {
     throw UsageError("`html`: must be a file; standard output is for the report");
   }
   std::optional<ProgressLine> progress("simulating " + options.plan);
-  const ScheduleFile file = ReadTimedSchedule(options.plan);
-  const Plan& plan = file.plan;
+  ScheduleFile file = ReadTimedSchedule(options.plan);
+  Plan& plan = file.plan;
+  const std::optional<Semantics> queues = AskedQueues(options.semantics, &plan);
   RequireSound(plan, options.plan);
   std::vector<std::string> assumed;
-  const CostModel costs = CostsOf(options.costs, file, &assumed);
+  CostModel costs = CostsOf(options.costs, file, &assumed);
+  if (queues) UseQueues(*queues, &plan, &costs);
   Warn(assumed);
   const bool files = !options.trace.empty() || !options.html.empty();
   const Keep keep = options.json && !files ? Keep::kFigures : Keep::kTimeline;
@@ -78,6 +80,7 @@ std::function<int()> AddSimulate(CLI::App* app) {
   AddPlan(app, &options->plan)
       ->description("plan file or folder, or PyTorch's CSV; - is standard input");
   AddCostsOptions(app, &options->costs, "the plan's own");
+  AddQueues(app, &options->semantics);
   AddText(app, "--trace", &options->trace, "FILE",
           "write the predicted timeline as a Chrome/Perfetto trace");
   AddText(app, "--html", &options->html, "FILE", "write an interactive HTML timeline");

@@ -185,6 +185,7 @@ constexpr Family kFamilies[] = {
     {.types = "nemotron_h",
      .own_layers = true,
      .plain_mlp = true,
+     .mlp = false,
      .router_bias = true,
      .finish = ReadPattern},
     {.types = "falcon_h1", .finish = FalconH1},

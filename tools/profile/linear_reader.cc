@@ -108,7 +108,7 @@ void ReadPattern(const ConfigReader& config, ModelShape* model) {
     if (letter != '*') layer.attention = {};
     if (letter == 'M') layer.linear = ReadMamba2(config, *model);
     if (letter == 'G') layer.linear = ReadDeltaNet(config, *model);
-    if (letter == '-') layer.dense_width = any.dense_width;
+    if (letter == '-') layer.dense_width = config.Count({"intermediate_size"}, kMaxWidth);
     if (letter == 'E') layer.moe = ReadExperts(config, experts);
     if (std::string("MG*-E").find(letter) == std::string::npos) {
       field().Fail("must have letters of \"MG*-E|\", has " + Excerpt(std::string(1, letter)));
@@ -126,8 +126,9 @@ void ReadPattern(const ConfigReader& config, ModelShape* model) {
   model->prediction.dense_width = 0;
   for (const LayerShape& layer : model->layers) {
     if (layer.moe.experts > 0) model->prediction.moe = layer.moe;
+    model->prediction.dense_width = std::max(model->prediction.dense_width, layer.dense_width);
   }
-  if (model->prediction.moe.experts == 0) model->prediction.dense_width = any.dense_width;
+  if (model->prediction.moe.experts > 0) model->prediction.dense_width = 0;
 }
 
 }  // namespace contraflow

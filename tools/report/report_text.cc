@@ -4,6 +4,7 @@
 
 #include "compiler/plan/layer_cost.h"
 #include "compiler/plan/spec.h"
+#include "tools/report/promise.h"
 #include "tools/report/report.h"
 #include "tools/report/text.h"
 
@@ -114,6 +115,7 @@ std::string DescribeSearch(const Plan& plan) {
 
 std::string DescribeCostsUsed(const CostModel& costs, bool chosen) {
   return "costs: " + DescribeCosts(costs) +
+         (costs.comm.queued() ? ", " + std::string(QueuesOf(costs.comm.queues)) : "") +
          (chosen ? "" : ", unit costs because none are given (--costs)");
 }
 

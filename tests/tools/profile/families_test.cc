@@ -218,6 +218,10 @@ TEST_SUITE("unit") {
           "c.json: /hybrid_override_pattern: must have letters of \"MG*-E|\", has \"X\"");
     // Experts need keys of their own.
     CHECK(letters("ME", 2) == "c.json: the key \"num_experts\" is missing; add it");
+    // The width of an MLP is asked for where there is one.
+    config.erase("intermediate_size");
+    CHECK(letters("M*M", 3) == "accepted");
+    CHECK(letters("M-*", 3) == "c.json: the key \"intermediate_size\" is missing; add it");
   }
 
   TEST_CASE("families: work in attention that looks at few keys does not grow with the sequence") {

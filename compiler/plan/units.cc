@@ -96,9 +96,10 @@ double ParseBandwidth(const std::string& text, Unit unit) {
     throw Error("must be a bandwidth such as 25GB/s, is " + Quoted(text));
   }
   if (unit == Unit::kUnit) {
-    throw Error("the costs are in an abstract unit; give them in ms, or the link as the time of one "
-                "copy, such as 0.5; is " +
-                Quoted(text));
+    throw Error(
+        "the costs are in an abstract unit; give them in ms, or the link as the time of one "
+        "copy, such as 0.5; is " +
+        Quoted(text));
   }
   const std::string bytes = text.substr(0, text.size() - kPerSecond.size());
   // In this order: both are whole numbers, and the quotient mostly is.

@@ -49,8 +49,8 @@ std::vector<Partition> StartingPartitions(const LayerStages& layers, const Plan&
                                           const CostModel& costs);
 
 /// Moves layers over the ends of stages as long as `judge` finds that better, and asks it at most
-/// `most` times. Never worse than `start`. `least`, where given, is a quick lower bound on the worth
-/// of a partition, and spares those that cannot be better.
+/// `most` times. Never worse than `start`. `least`, where given, is a quick lower bound on the
+/// worth of a partition, and spares those that cannot be better.
 Partition ImprovePartition(Partition start, const PartitionJudge& judge, int64_t most,
                            const PartitionJudge& least = {});
 

@@ -46,8 +46,8 @@ class ForkedJob {
 
   ForkedJob(int size, const Control::Options& options, const Body& body) {
     std::vector<Membership> members = JoinWatch(size);
-    // The thread sanitizer of GCC 12 makes a thread's store of signals at its first blocking call. It
-    // loses a signal that comes meanwhile, and so the store is made here.
+    // The thread sanitizer of GCC 12 makes a thread's store of signals at its first blocking call.
+    // It loses a signal that comes meanwhile, and so the store is made here.
     ::poll(nullptr, 0, 0);
     // Output that is not written yet would be written by each of them.
     std::fflush(nullptr);

@@ -28,8 +28,8 @@ struct OptionGroup {
 /// Options of `contraflow`. An option that is in none follows under "Options".
 constexpr OptionGroup kPlannerGroups[] = {
     {"Model and GPUs",
-     " model like hf gpu gpus tp cp ep etp global-batch seq micro-batch dtype tp-overlap optimizer "
-     "activations workspace capacity device "},
+     " model like hf gpu gpus tp cp ep etp global-batch seq micro-batch dtype fp8 tp-overlap "
+     "optimizer activations workspace capacity device "},
     {"Schedule",
      " schedule schedules ranks microbatches chunks data-parallel expert-parallel placement "
      "partition for only fix level "},

@@ -18,7 +18,7 @@ namespace contraflow {
 namespace {
 
 struct CostsInitOptions {
-  std::string config, like, gpu, out = "-", dtype = "bf16";
+  std::string config, like, gpu, out = "-", dtype, fp8;
   KeptFlags kept;
   std::string measured;
   int tp = 1, cp = 1, ep = 1, etp = 1, seq = 4096, micro_batch = 1, gpus = 0;
@@ -37,7 +37,11 @@ CostSetup SetupOf(const CostsInitOptions& options, const GpuSheet& gpu) {
   setup.expert_tensor = options.etp;
   setup.sequence = options.seq;
   setup.micro_batch = options.micro_batch;
-  setup.fp8 = options.dtype == "fp8";
+  setup.fp8 = options.dtype == "fp8" || !options.fp8.empty();
+  if (!options.fp8.empty()) setup.recipe = &FindFp8Recipe(options.fp8);
+  if (setup.fp8 && options.dtype == "bf16") {
+    throw UsageError("`fp8`: says how fp8 is scaled, and `dtype` is bf16; drop one of them");
+  }
   setup.efficiency = EfficienciesOf(gpu, setup.fp8);
   for (const std::string& text : options.efficiencies) {
     try {
@@ -115,6 +119,9 @@ std::function<int()> AddCostsInit(CLI::App* init) {
                       "sequences of a micro-batch (default: 1)", 1));
   of_model(
       AddChoice(init, "--dtype", &options->dtype, "bf16|fp8", "what matmuls take (default: bf16)"));
+  of_model(AddChoice(init, "--fp8", &options->fp8, "tensor|block|mx",
+                     "matmuls take fp8 with a scale for each tensor, for blocks of\n128 values, or "
+                     "for 32 values (default of --dtype fp8: tensor)"));
   for (CLI::Option* option : AddKeptOptions(init, &options->kept)) of_model(option);
   of_model(AddTexts(init, "--efficiency", &options->efficiencies,
                     "share of the GPU's best that a kind of work reaches,\n"

@@ -45,6 +45,12 @@ std::string SharesText(const GpuSheet& gpu, bool fp8) {
 }
 
 /// ", cp 2", or "" where sequences are not split.
+/// How fp8 is scaled, unless that is by a factor for each tensor.
+std::string RecipeText(const CostSetup& setup) {
+  if (!setup.fp8 || setup.recipe == &kFp8Recipes[0]) return "";
+  return " (" + std::string(setup.recipe->name) + ": " + std::string(setup.recipe->text) + ")";
+}
+
 std::string CpText(const CostSetup& setup) {
   return setup.context_parallel == 1 ? "" : ", cp " + std::to_string(setup.context_parallel);
 }
@@ -91,7 +97,7 @@ std::string Heading(const ModelShape& model, const CostSetup& setup, const Model
   }
   text += "// step       micro-batches of " + std::to_string(setup.micro_batch) + " x " +
           std::to_string(setup.sequence) + " tokens; matmuls in " + (setup.fp8 ? "fp8" : "bf16") +
-          "; tokens spread evenly over experts; nothing recomputed\n";
+          RecipeText(setup) + "; tokens spread evenly over experts; nothing recomputed\n";
   text += "// gpu        " + gpu.name + ": bf16 " + Quantity(gpu.bf16, "FLOP/s");
   if (gpu.fp8 > 0) text += ", fp8 " + Quantity(gpu.fp8, "FLOP/s");
   text += ", HBM " + Quantity(gpu.hbm, "B/s") + ", " + gpu.link + " " +

@@ -69,6 +69,7 @@ const GpuSheet kGpus[] = {
      .memory = 180'000'000'000,
      .source = "DGX B200 data sheet, an eighth of it: fp8 72 PFLOP/s with sparsity, bf16 half of "
                "that, 64 TB/s, NVLink 14.4 TB/s, 1440 GB; 400 Gb/s a GPU",
+     .mx = true,
      .shares = kB200Shares,
      .collective = 24e-6,
      .hop = 8.6e-6},
@@ -80,7 +81,8 @@ const GpuSheet kGpus[] = {
      .network = 100e9,
      .memory = 270'000'000'000,
      .source = "Blackwell data sheet, HGX B300: bf16 4.5 and fp8 9 PFLOP/s with sparsity, 270 GB, "
-               "7.7 TB/s, NVLink 1.8 TB/s; DGX B300 data sheet: 800 Gb/s a GPU"},
+               "7.7 TB/s, NVLink 1.8 TB/s; DGX B300 data sheet: 800 Gb/s a GPU",
+     .mx = true},
     {.name = "gb200",
      .bf16 = 2500e12,
      .fp8 = 5000e12,
@@ -90,7 +92,8 @@ const GpuSheet kGpus[] = {
      .memory = 186'000'000'000,
      .source = "GB200 NVL72 data sheet, a 72nd of it: bf16 360 and fp8 720 PFLOP/s with sparsity, "
                "13.4 TB, 576 TB/s, NVLink 130 TB/s; 400 Gb/s a GPU",
-     .node = 72},
+     .node = 72,
+     .mx = true},
     {.name = "gb300",
      .bf16 = 2500e12,
      .fp8 = 5000e12,
@@ -100,7 +103,8 @@ const GpuSheet kGpus[] = {
      .memory = 279'000'000'000,
      .source = "GB300 NVL72 data sheet, a 72nd of it: bf16 360 and fp8 720 PFLOP/s with sparsity, "
                "20 TB, 576 TB/s, NVLink 130 TB/s; 800 Gb/s a GPU; Blackwell data sheet: 279 GB",
-     .node = 72},
+     .node = 72,
+     .mx = true},
     {.name = "h100",
      .bf16 = 989.5e12,
      .fp8 = 1979e12,
@@ -168,7 +172,8 @@ const GpuSheet kGpus[] = {
      .memory = 288'000'000'000,
      .source = "MI355X data sheet: bf16 2.5 and fp8 5 PFLOP/s without sparsity, 288 GB, 8 TB/s, "
                "seven links of 153.6 GB/s both ways; network assumed: 400 Gb/s a GPU",
-     .link = "Infinity Fabric"},
+     .link = "Infinity Fabric",
+     .mx = true},
 };
 
 }  // namespace
@@ -194,7 +199,7 @@ GpuSheet ReadGpuFile(std::string_view text, const std::string& place) {
   const JsonDocument document = ParseJson(text, place, {.comments = true});
   const JsonCursor root = document.Root();
   root.Keys("a GPU", {"name", "bf16_tflops", "fp8_tflops", "memory_gb", "memory_gb_per_s",
-                      "link_gb_per_s", "network_gb_per_s", "node", "source", "efficiency",
+                      "link_gb_per_s", "network_gb_per_s", "node", "mx", "source", "efficiency",
                       "efficiency_fp8", "efficiency_source", "collective_us", "hop_us"});
   const auto number = [&](const char* key, const char* noun, double high) {
     return root.Required(key).Number(noun, 1, high);
@@ -209,6 +214,8 @@ GpuSheet ReadGpuFile(std::string_view text, const std::string& place) {
   sheet.hbm = number("memory_gb_per_s", "GB/s", 1e6) * 1e9;
   sheet.nvlink = number("link_gb_per_s", "GB/s in one direction", 1e6) * 1e9;
   sheet.network = number("network_gb_per_s", "GB/s in one direction", 1e6) * 1e9;
+  if (const auto mx = root.Optional("mx"))
+    sheet.mx = mx->Boolean("whether it takes microscaling formats");
   if (const auto node = root.Optional("node")) sheet.node = node->Integer("GPUs", 1, 1 << 16);
   const auto source = root.Optional("source");
   sheet.source = source ? source->String("where the figures are from", 1024) : place;

@@ -86,6 +86,13 @@ const OptimizerSheet& FindOptimizer(std::string_view name) {
               "\"");
 }
 
+const Fp8Recipe& FindFp8Recipe(std::string_view name) {
+  for (const Fp8Recipe& recipe : kFp8Recipes) {
+    if (recipe.name == name) return recipe;
+  }
+  throw Error("`fp8`: must be tensor, block or mx, is \"" + std::string(name.substr(0, 64)) + "\"");
+}
+
 std::string_view Name(Activations activations) {
   constexpr std::string_view kNames[] = {"ideal", "megatron", "torch"};
   return kNames[static_cast<size_t>(activations)];
@@ -103,6 +110,9 @@ Activations ParseActivations(std::string_view name) {
 void CheckSetup(const CostSetup& setup, const ModelShape& model) {
   if (setup.fp8 && setup.gpu->fp8 == 0) {
     throw Error("`dtype`: the " + setup.gpu->name + " has no fp8; use bf16");
+  }
+  if (setup.fp8 && setup.recipe->name == "mx" && !setup.gpu->mx) {
+    throw Error("`fp8`: the " + setup.gpu->name + " multiplies no mx formats; use tensor or block");
   }
   if (setup.sequence > kMaxTokens || setup.micro_batch > kMaxTokens ||
       setup.tokens() > kMaxTokens) {

@@ -41,6 +41,25 @@ inline constexpr std::array<OptimizerSheet, 5> kOptimizers = {{
 /// Returns the optimizer of this name. Throws Error with the known ones.
 const OptimizerSheet& FindOptimizer(std::string_view name);
 
+/// Scaling of the operands of fp8 matmuls.
+struct Fp8Recipe {
+  std::string_view name;
+  double scales;       ///< bytes of scales for each value
+  double second_cast;  ///< bytes read and written for each value to cast it along the other axis
+  std::string_view text;
+};
+
+inline constexpr std::array<Fp8Recipe, 3> kFp8Recipes = {{
+    {"tensor", 0, 2, "a scale for each tensor"},
+    // DeepSeek-V3, arXiv 2412.19437, section 3.3.2.
+    {"block", 4.0 / 128, 2, "a scale of 4 bytes for 128 values"},
+    // OCP Microscaling Formats, version 1.0. Values along the other axis are cast from bf16.
+    {"mx", 1.0 / 32, 3, "a scale of a byte for 32 values"},
+}};
+
+/// Returns the recipe of this name. Throws Error with the known ones.
+const Fp8Recipe& FindFp8Recipe(std::string_view name);
+
 /// Kernels that say how much a layer keeps for its backward.
 enum class Activations : uint8_t {
   kIdeal,     ///< inputs of matmuls and of everything that no kernel makes again
@@ -61,6 +80,7 @@ struct CostSetup {
   int64_t sequence = 4096;       ///< tokens of a sequence
   int64_t micro_batch = 1;       ///< sequences of a micro-batch
   bool fp8 = false;              ///< matmuls but the router and the head; else bf16
+  const Fp8Recipe* recipe = &kFp8Recipes[0];  ///< where these are in fp8
   const OptimizerSheet* optimizer = &kOptimizers[0];
   Activations activations = Activations::kIdeal;
   int64_t workspace = 0;  ///< bytes of a device for libraries, communicators and fragments

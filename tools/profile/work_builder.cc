@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "compiler/plan/text.h"
+
 namespace contraflow {
 namespace {
 
@@ -30,7 +32,7 @@ void WorkBuilder::Add(const Linear& linear) {
   const bool fp8 = setup.fp8 && linear.fp8;
   const double rows = Real(linear.rows), in = Real(linear.in), out = Real(linear.out);
   const double weights = in * out * Real(linear.matrices);
-  const double operand = fp8 ? 1 : Real(kBf16);
+  const double operand = fp8 ? 1 + setup.recipe->scales : Real(kBf16);
   const double flops = 2 * rows * in * out;
   const double read = operand * (rows * in + weights), write = Real(kBf16) * rows * out;
   const double gradient_read = operand * (rows * out + weights);
@@ -57,8 +59,7 @@ void WorkBuilder::Add(const Linear& linear) {
   if (!fp8) return;
   if (linear.cast_in) cast_f_ += 3 * rows * in;
   if (linear.cast_out) cast_b_ += 3 * rows * out;
-  // A second cast along the other axis: a byte read and one written.
-  cast_w_ += 2 * rows * (in + out);
+  cast_w_ += setup.recipe->second_cast * rows * (in + out);
 }
 
 void WorkBuilder::AddMemory(const std::string& name, int64_t rows, int64_t width, int64_t f,
@@ -103,7 +104,8 @@ void WorkBuilder::EndHalf() {
                   .f = {0, cast_f_},
                   .b = {0, cast_b_},
                   .w = {0, cast_w_},
-                  .formula = "3 bytes of each input, 3 of each gradient, 2 of both"});
+                  .formula = "3 bytes of each input, 3 of each gradient, " +
+                             FormatReal(setup.recipe->second_cast) + " of both"});
   }
   cast_f_ = cast_b_ = cast_w_ = 0;
   mlp_ = true;

@@ -60,6 +60,8 @@ TEST_SUITE("unit") {
     CHECK(plain.source == "g.json");
     CHECK(ReadGpuFile(Sheet("fp8_tflops", "900"), "g.json").fp8 == 900e12);
     CHECK(ReadGpuFile(Sheet("node", "72"), "g.json").node == 72);
+    CHECK(!plain.mx);
+    CHECK(ReadGpuFile(Sheet("mx", "true"), "g.json").mx);
     const auto failure = [](const std::string& text) {
       return Failure([&] { ReadGpuFile(text, "g.json"); });
     };

@@ -148,6 +148,31 @@ TEST_SUITE("unit") {
     }
   }
 
+  TEST_CASE(
+      "layer costs: scales of fp8 are read with the values, and mx casts the other axis from "
+      "bf16") {
+    const auto layer = [](const char* recipe) {
+      CostSetup setup = SetupOn("b200");
+      setup.fp8 = true;
+      setup.recipe = &FindFp8Recipe(recipe);
+      return LayerNamed(CostsOf(PublishedModel("llama-3.1-70b"), setup), "dense");
+    };
+    const auto part = [&](const char* recipe, const std::string& name) {
+      const std::vector<LayerPart> parts = layer(recipe).work.parts;
+      return *std::ranges::find(parts, name, &LayerPart::name);
+    };
+    // 4,096 rows of 8,192, by a matrix of 8,192 x 8,192, to rows in bf16.
+    const double read = 4096.0 * 8192 + 8192.0 * 8192, written = 2 * 4096.0 * 8192;
+    CHECK(part("tensor", "out").f.bytes == read + written);
+    CHECK(part("block", "out").f.bytes == read * (1 + 4.0 / 128) + written);
+    CHECK(part("mx", "out").f.bytes == read * (1 + 1.0 / 32) + written);
+    const double cast = part("tensor", "casts to fp8").w.bytes;
+    CHECK(part("block", "casts to fp8").w.bytes == cast);
+    CHECK(part("mx", "casts to fp8").w.bytes == 1.5 * cast);
+    CHECK(Failure([] { FindFp8Recipe("row"); }) ==
+          "`fp8`: must be tensor, block or mx, is \"row\"");
+  }
+
   TEST_CASE("layer costs: times keep the proportions of the profiles that ship") {
     // With the default efficiencies, and what passes over memory, which the profiles leave out: it
     // makes b and w less alike, and the head, of one large matmul, cheaper against the layers.
@@ -269,6 +294,11 @@ TEST_SUITE("unit") {
             s->gpu = &FindGpu("a100");
             s->fp8 = true;
           }) == "`dtype`: the a100 has no fp8; use bf16");
+    CHECK(Refused("llama-3.1-8b", [](CostSetup* s) {
+            s->gpu = &FindGpu("h100");
+            s->fp8 = true;
+            s->recipe = &FindFp8Recipe("mx");
+          }) == "`fp8`: the h100 multiplies no mx formats; use tensor or block");
     CHECK(Refused("gemma-2-9b", [](CostSetup* s) { s->sequence = 1 << 21; }) ==
           "layer \"head\": more than 1099511627776 bytes of activations on one device; use a "
           "smaller `seq` or `micro_batch`, or a larger `tp` or `ep`");

@@ -61,14 +61,40 @@ std::string WhatWasMade(const Plan& plan, const CostModel& costs, const std::str
          IdleTitle(plan.layers > 0) + " " + FormatPercent(run.bubble_ratio());
 }
 
+/// A longer step than this share is worth a note.
+constexpr double kWorthNoting = 0.01;
+
+Time StepOf(const Plan& plan) { return Simulate(plan, *plan.costs, Keep::kFigures).makespan; }
+
+/// One line where layers were moved only to fit the memory, and the step is longer for it; "" else.
+std::string CostOfFitting(const Spec& spec, const Plan& plan, CompileOptions options) {
+  const bool moves = !spec.costs.layers.empty() && spec.schedule != kAuto.name &&
+                     (!spec.partition || spec.partition->kind == PartitionChoice::Kind::kAuto) &&
+                     spec.recompute.choice == Recompute::Choice::kNone &&
+                     spec.offload.choice == Offload::Choice::kNone;
+  if (!moves || GetVerbosity() == Verbosity::kQuiet) return "";
+  if (!spec.memory_limit && !spec.device_memory) return "";
+  Spec unlimited = spec;
+  unlimited.memory_limit.reset();
+  unlimited.device_memory.reset();
+  options.observer = {};
+  const Plan shortest = Compile(unlimited, options);
+  const double longer =
+      static_cast<double>(StepOf(plan)) / static_cast<double>(StepOf(shortest)) - 1;
+  if (longer < kWorthNoting) return "";
+  return "contraflow: note: stages of " + FormatPartition(plan.costs->partition) +
+         " layers fit the memory; the step is " + FormatPercent(longer) + " longer than with " +
+         FormatPartition(shortest.costs->partition) + ", which do not";
+}
+
 /// One line where another partition takes little longer and holds much less; "" where none does, or
 /// nobody reads it.
 std::string WhatIsLighter(const Spec& spec, const Plan& plan, const CompileOptions& options) {
   if (GetVerbosity() == Verbosity::kQuiet) return "";
   const std::optional<Plan> lighter = LighterPlan(spec, plan, options);
   if (!lighter) return "";
-  const auto step = [](const Plan& of) { return Simulate(of, *of.costs, Keep::kFigures).makespan; };
-  const double longer = static_cast<double>(step(*lighter)) / static_cast<double>(step(plan)) - 1;
+  const double longer =
+      static_cast<double>(StepOf(*lighter)) / static_cast<double>(StepOf(plan)) - 1;
   return "contraflow: note: --partition " + FormatPartition(lighter->costs->partition) + " takes " +
          FormatPercent(longer) + " longer than this plan, and its fullest rank holds " +
          FormatBytes(FullestRank(*lighter)) + " instead of " + FormatBytes(FullestRank(plan));
@@ -134,7 +160,10 @@ int RunCompile(const CompileCommand& options) {
     Say("contraflow: note: `zero` 3: ranks hold more stages than are gathered at a time; gathering "
         "one again takes no time here");
   }
-  if (const std::string text = WhatIsLighter(spec, plan, request.options); !text.empty()) Say(text);
+  for (const std::string& note :
+       {CostOfFitting(spec, plan, request.options), WhatIsLighter(spec, plan, request.options)}) {
+    if (!note.empty()) Say(note);
+  }
   if (told) {
     Print(WhatWasMade(plan, spec.costs, output) + "\n-o FILE keeps the plan, -o - prints it\n");
   } else if (SaysWhatWasDone()) {

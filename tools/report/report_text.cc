@@ -241,6 +241,28 @@ std::string SummaryTable(const Plan& plan, const Report& report) {
   return FormatTable(table, std::nullopt);
 }
 
+namespace {
+
+/// ", rank 2 at speed 0.5", or "" where all ranks are alike.
+std::string SpeedsText(const CostModel& costs) {
+  constexpr size_t kNamed = 3;
+  std::vector<size_t> unlike;
+  for (size_t r = 0; r < costs.ranks.size(); ++r) {
+    if (costs.ranks[r].speed != 1) unlike.push_back(r);
+  }
+  if (unlike.size() > kNamed) {
+    const auto [low, high] = std::ranges::minmax(costs.ranks, {}, &RankCost::speed);
+    return ", ranks at speeds of " + FormatReal(low.speed) + " to " + FormatReal(high.speed);
+  }
+  std::string text;
+  for (const size_t r : unlike) {
+    text += ", rank " + std::to_string(r) + " at speed " + FormatReal(costs.ranks[r].speed);
+  }
+  return text;
+}
+
+}  // namespace
+
 std::string DescribeCosts(const CostModel& costs) {
   const auto text = [&](Time ticks) { return FormatTime(ticks, costs.unit); };
   std::string line;
@@ -265,7 +287,7 @@ std::string DescribeCosts(const CostModel& costs) {
   if (!costs.microbatch_scale.empty()) line += ", scaled by micro-batch";
   line += " (" + std::string(Name(costs.unit)) + ")";
   if (costs.derived) line += ", overlap " + std::string(Name(*costs.derived));
-  return line;
+  return line + SpeedsText(costs);
 }
 
 }  // namespace contraflow

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "compiler/plan/text.h"
+#include "compiler/files/json.h"
 
 namespace contraflow {
 namespace {

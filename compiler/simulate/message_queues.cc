@@ -63,7 +63,8 @@ void MessageQueues::Advance(Queue* queue, Engine* engine) {
       const bool sends = IsSend(message.op);
       const int from = sends ? here.rank : there->rank, to = sends ? there->rank : here.rank;
       // Messages of a group may share an edge.
-      *span = edges_.Send(from, to, CommCost::PairOf(message), std::max(ready, other->second.ready));
+      *span =
+          edges_.Send(from, to, CommCost::PairOf(message), std::max(ready, other->second.ready));
       waiting_.erase(other);
       engine->Wake(here.rank);
       engine->Wake(there->rank);

@@ -6,8 +6,10 @@ page gave its first answer. Screenshots stay in FOLDER. Skipped (77) without Chr
 """
 
 import base64
+import json
 import os
 import pathlib
+import re
 import shlex
 import statistics
 import subprocess
@@ -140,6 +142,20 @@ def test_form(browser, page):
     check(told == "0F0 \u00e9\n", repr(told))
 
 
+def test_choices(browser, tool):
+    """The form offers every schedule and every GPU that the program knows."""
+    def offered(field):
+        return set(browser.evaluate(
+            f"[...playground.form.elements.{field}.options].map(({{value}}) => value).filter((value) => value)"))
+    listed = subprocess.run([tool, "list", "--json"], check=True, capture_output=True, text=True).stdout
+    known = {schedule["name"] for schedule in json.loads(listed)["schedules"]}
+    check(offered("schedule") == known, offered("schedule") ^ known)
+    config = TESTS / "tools" / "profile" / "configs" / "llama-3.1-8b.json"
+    refused = subprocess.run([tool, "costs", "init", "--hf", config, "--gpu", "none"], capture_output=True, text=True)
+    gpus = set(re.search("known are: ([^;]*);", refused.stderr)[1].split(", "))
+    check(offered("gpu") == gpus, offered("gpu") ^ gpus)
+
+
 def test_looks(browser, page, folder):
     """No page is wider than its window. Leaves pictures."""
     for tab, question in (("compare", {"ranks": "8", "microbatches": "24"}), ("timeline", {"schedule": "zb-v"}),
@@ -185,6 +201,7 @@ def main(tool, page, folder):
         print(f"{equal} of {len(QUESTIONS)} equal; first answer of the page as it opens: {firsts[0]:.0f} ms, "
               f"median {statistics.median(firsts):.0f} ms")
         test_form(browser, page)
+        test_choices(browser, tool)
         test_looks(browser, page, folder)
         outside = [url for url in browser.requests
                    if not url.startswith((page.as_uri(), "blob:", "data:", "about:"))]

@@ -123,6 +123,27 @@ class SimulationTest(unittest.TestCase):
         self.assertEqual(plan.simulate(cf.Costs(f=2, b=1, w=1, comm=1)).makespan, longer.makespan)
         self.assertEqual(plan.simulate(costs=cf.Costs(f=2, b=1, w=1), comm=1).makespan, longer.makespan)
 
+    def test_messages_wait_in_queues(self):
+        plan = cf.compile("dualpipe", ranks=4, microbatches=8, comm=0.3)
+        self.assertEqual(plan.simulate(semantics="edge").makespan, plan.makespan)
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "plan.json")
+            plan.save(path)
+            for semantics in ("pair", "rank"):
+                longer = plan.simulate(semantics=semantics)
+                self.assertGreater(longer.makespan, plan.makespan)
+                said = json.loads(tool("simulate", path, "--semantics", semantics, "--json"))
+                self.assertEqual(said["makespan"], longer.makespan)
+                ranks = plan.explain(semantics=semantics)["ranks"]
+                self.assertIn("queue", {cause["cause"] for rank in ranks for cause in rank["causes"]})
+        for level, words in (("compute", "semantics: the plan has no messages"),
+                             ("component", "semantics: must be left out")):
+            other = cf.compile("dualpipe", ranks=4, microbatches=8, costs="moe-unit", level=level)
+            with self.assertRaisesRegex(cf.Error, words):
+                other.simulate(semantics="rank")
+        with self.assertRaisesRegex(cf.Error, "semantics"):
+            plan.explain(semantics="two")
+
     def test_same_as_the_tool(self):
         plan = cf.compile("dualpipe", ranks=4, microbatches=8, costs="deepseek-v3-h800")
         with tempfile.TemporaryDirectory() as folder:

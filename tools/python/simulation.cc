@@ -38,11 +38,27 @@ SimulationObject Run(const Self& plan, CostModel costs) {
   return {plan, std::move(costs), std::move(report)};
 }
 
-SimulationObject Simulated(const Self& self, const py::object& costs, py::kwargs keywords) {
+/// Has messages wait in these queues, in which the plan is proven.
+void UseQueues(const Self& plan, const std::optional<std::string>& semantics, CostModel* costs) {
+  if (!semantics) return;
+  costs->comm.queues = ParseSemantics(*semantics);
+  if (plan->plan.level == Level::kCompute) {
+    throw Error("semantics: the plan has no messages; compile it with level=\"comm\"");
+  }
+  if (plan->plan.level > Level::kComm) {
+    throw Error(
+        "semantics: must be left out for a plan with components, whose messages wait on edges");
+  }
+  plan->Verify(costs->comm.queues);
+}
+
+SimulationObject Simulated(const Self& self, const py::object& costs,
+                           const std::optional<std::string>& semantics, py::kwargs keywords) {
   const CostsOption option = CostsOptionOf("simulate", costs, std::move(keywords));
-  auto [made, assumed] = UntilInterrupted([self, option](const std::atomic<bool>&) {
+  auto [made, assumed] = UntilInterrupted([self, option, semantics](const std::atomic<bool>&) {
     std::vector<std::string> said;
     CostModel model = CostsForPlan(option, self->plan, &said);
+    UseQueues(self, semantics, &model);
     return std::pair(Run(self, std::move(model)), said);
   });
   Warn(assumed, 1);
@@ -50,16 +66,17 @@ SimulationObject Simulated(const Self& self, const py::object& costs, py::kwargs
 }
 
 py::object Explained(const Self& self, const py::object& costs, std::optional<int> rank,
-                     py::kwargs keywords) {
+                     const std::optional<std::string>& semantics, py::kwargs keywords) {
   const CostsOption option = CostsOptionOf("explain", costs, std::move(keywords));
   if (rank && (*rank < 0 || *rank >= self->plan.ranks)) {
     throw Error("rank: must be in 0.." + std::to_string(self->plan.ranks - 1) + ", is " +
                 std::to_string(*rank));
   }
-  const auto [text, assumed] = UntilInterrupted([self, option, rank](const std::atomic<bool>&) {
+  const auto [text, assumed] = UntilInterrupted([=](const std::atomic<bool>&) {
     self->Verify();
     std::vector<std::string> said;
-    const CostModel model = CostsForPlan(option, self->plan, &said);
+    CostModel model = CostsForPlan(option, self->plan, &said);
+    UseQueues(self, semantics, &model);
     // Ranks wait for messages; that changes no time.
     const bool lowered = self->plan.level != Level::kCompute;
     const Plan plan = lowered ? self->plan : Lower(self->plan, model, {.target = Level::kComm});
@@ -260,15 +277,21 @@ void BindSimulation(py::module_& module, PlanClass* plan) {
                FormatWithUnit(self.run().makespan, self.report.unit) + ">";
       });
   simulation.attr("__hash__") = py::none();
-  plan->def("explain", &Explained, py::arg("costs") = py::none(), py::arg("rank") = py::none(),
-            WithCostsKeywords("Why ranks are idle and which costs the makespan follows, as "
-                              "`contraflow explain --json` has it; of a rank with each of its idle "
-                              "times. Costs as Costs(...) takes them.")
-                .c_str());
   plan->def(
-      "simulate", &Simulated, py::arg("costs") = py::none(),
+      "explain", &Explained, py::arg("costs") = py::none(), py::arg("rank") = py::none(),
+      py::arg("semantics") = py::none(),
+      WithCostsKeywords("Why ranks are idle and which costs the makespan follows, as "
+                        "`contraflow explain --json` has it; of a rank with each of its idle "
+                        "times. Messages wait in the queues of `semantics`, as simulate() has it. "
+                        "Costs as Costs(...) takes them.")
+          .c_str());
+  plan->def(
+      "simulate", &Simulated, py::arg("costs") = py::none(), py::arg("semantics") = py::none(),
       WithCostsKeywords(
-          "Predicts the run in the plan's own costs or in those given, as Costs(...) takes them.")
+          "Predicts the run in the plan's own costs or in those given, as Costs(...) takes them. "
+          "With `semantics` messages wait for those before them: in one queue a rank (\"rank\"), "
+          "or "
+          "one for each pair of ranks (\"pair\") or directed edge (\"edge\", the default).")
           .c_str());
 }
 

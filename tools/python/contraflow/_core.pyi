@@ -179,6 +179,7 @@ class Plan(_Figures):
     def simulate(
         self,
         costs: Optional[_Costs] = None,
+        semantics: Optional[str] = None,
         *,
         f: Union[str, float, None] = None,
         b: Union[str, float, None] = None,
@@ -194,6 +195,7 @@ class Plan(_Figures):
         self,
         costs: Optional[_Costs] = None,
         rank: Optional[int] = None,
+        semantics: Optional[str] = None,
         *,
         f: Union[str, float, None] = None,
         b: Union[str, float, None] = None,

@@ -155,13 +155,13 @@ CompareRow RowOf(const Schedule& schedule, const CompareRequest& request,
 }
 
 /// A step that a partition or an order for little memory may take longer than the schedule's own,
-/// as a factor.
-constexpr double kSqueezed = 1.05;
+/// as a factor; and with all forwards, a third of the work, run again.
+constexpr double kSqueezed = 1.05, kSqueezedAndAgain = 1.4;
 
 /// True if the schedule gives up its own step to have the memory of `within`.
-bool Squeezed(const CompareRow& own, const CompareRow& within) {
+bool Squeezed(const CompareRow& own, const CompareRow& within, double most = kSqueezed) {
   return own.report && within.report &&
-         static_cast<double>(within.makespan()) > kSqueezed * static_cast<double>(own.makespan());
+         static_cast<double>(within.makespan()) > most * static_cast<double>(own.makespan());
 }
 
 /// The row of a published schedule within a memory limit, which does not fit where the step is then
@@ -189,7 +189,9 @@ CompareRow WithinLimit(const Schedule& schedule, const CompareRequest& request,
 CompareRow MakeRow(const Schedule& schedule, const CompareRequest& request,
                    const CostModel& published) {
   const std::vector<int64_t> devices = DevicesOf(request.spec);
-  if (devices.empty() || request.buys_memory() || &schedule == &kAuto ||
+  const bool buys = request.buys_memory();
+  // An order that is made anew for less memory may wait for it.
+  if (devices.empty() || (buys && !schedule.heeds_costs) || &schedule == &kAuto ||
       !CountsBytes(request.spec.costs)) {
     return WithinLimit(schedule, request, published, devices);
   }
@@ -199,6 +201,7 @@ CompareRow MakeRow(const Schedule& schedule, const CompareRequest& request,
   CompareRow own = WithinLimit(schedule, free, published, devices);
   if (own.report && own.fits) return own;
   CompareRow within = WithinLimit(schedule, request, published, devices);
+  if (buys) return Squeezed(own, within, kSqueezedAndAgain) || !within.report ? own : within;
   return (within.report && within.fits && !Squeezed(own, within)) || !own.report ? within : own;
 }
 

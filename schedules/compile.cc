@@ -82,15 +82,16 @@ void CheckMemory(const Plan& plan, const CostModel& costs, const Spec& spec,
                      ToString(plan.programs[rank][static_cast<size_t>(fullest->peak_index)]) +
                      "), the limit is " + FormatCount(*limit.amount()) + limit.unit();
   if (limit.bytes()) text += " (" + Breakdown(MemoryOf(plan, costs)[rank]) + ")";
-  std::string needed = holds;
+  std::string raise = "it to " + holds;
   if (!limit.bytes() && counted != plan.stages) {
-    needed = FormatCount((limit.Peak(*fullest) * counted + plan.stages - 1) / plan.stages);
+    raise = "`memory_limit` to " +
+            FormatCount((limit.Peak(*fullest) * counted + plan.stages - 1) / plan.stages);
     const auto times = [](int many, int few) { return std::to_string(many / few); };
     text += counted < plan.stages
                 ? " of its stages, " + times(plan.stages, counted) + " for each of `memory_limit`"
                 : " of its stages, one for " + times(counted, plan.stages) + " of `memory_limit`";
   }
-  throw Error(text + "; raise it to " + needed + WaysToFit(spec, control));
+  throw Error(text + "; raise " + raise + WaysToFit(spec, control));
 }
 
 /// Parameters and all else of each rank against its device.

@@ -55,7 +55,10 @@ Partition PartitionOf(const Schedule& schedule, const Spec& spec, const Plan& fr
   const int stages = schedule.stages(spec);
   if (std::optional<Partition> fixed = FixedPartition(spec, stages)) return *fixed;
   std::optional<Plan> order;
+  const bool has_components = HasComponents(spec.costs.layers);
   const auto worth = [&](const Partition& partition, bool components) {
+    // A stage has at most this number of layers with components.
+    if (has_components && std::ranges::max(partition) > kMaxLayers) return kImpossible;
     const Spec staged = components ? Staged(spec, frame, layers, partition)
                                    : StagedChunks(spec, frame, layers, partition);
     // With what these stages hold there may be no room for any order.

@@ -196,7 +196,7 @@ TEST_SUITE("unit") {
     const std::string text = Failure([&] { Compile(v); });
     CHECK(Contains(text,
                    "the limit is 6 activations of its stages, 2 for each of `memory_limit`; raise "
-                   "it to 4, or take auto, which fits"));
+                   "`memory_limit` to 4, or take auto, which fits"));
     Spec merged = listed;
     merged.schedule = "1f1b";
     merged.partition = PartitionChoice();

@@ -42,7 +42,7 @@ constexpr OptionGroup kPlannerGroups[] = {
     {"Limits",
      " max-bubble max-bubble-ratio max-makespan max-exposed max-gap max-activations max-bytes "
      "max-memory formula bounds golden "},
-    {"Drawing", " rank to at instruction color width title html trace "},
+    {"View", " rank to at instruction color width title html trace "},
     {"Output",
      " help output json csv format wide sort pareto vary all dump-after junit annotations stat "
      "quiet "

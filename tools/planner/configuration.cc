@@ -237,7 +237,10 @@ std::vector<Configuration> ConfigurationsOf(const PlanRequest& request, Rejected
                 (fixed.empty() ? "" : ", or `fix` less than " + fixed));
   }
   throw Error("`gpus`: the model cannot be split over " + std::to_string(request.gpus) + " GPUs" +
-              (fixed.empty() ? "; give a multiple of 8" : " with `fix` " + fixed + "; fix less"));
+              (fixed.empty() ? "; give a multiple of 8"
+                             : " with `fix` " + fixed +
+                                   ": tp x cp x pp x dp must be all of them, and ep x etp must "
+                                   "divide tp x cp x dp; fix less"));
 }
 
 }  // namespace contraflow

@@ -94,9 +94,15 @@ std::vector<std::string> AssumptionsOf(const PlanRequest& request) {
           std::to_string(request.optimizer->of_matrices) + " bytes a parameter (" +
           std::string(request.optimizer->text) + "), gradients of " +
           std::to_string(request.optimizer->gradient) + "; activations as " +
-          ActivationsText(request.activations),
-      "ZeRO-1 where replicas share parameters: in these costs it is never longer than ZeRO-0",
-      "not looked at: ZeRO-2 and ZeRO-3 without --fix, offloading, cp for parts below 4096 tokens"};
+          ActivationsText(request.activations)};
+  const bool fixed_zero = request.fixed.contains("zero");
+  if (!fixed_zero) {
+    lines.push_back(
+        "ZeRO-1 where replicas share parameters: in these costs it is never longer than ZeRO-0");
+  }
+  lines.push_back(
+      "not looked at: " + std::string(fixed_zero ? "" : "ZeRO-2 and ZeRO-3 without --fix, ") +
+      "offloading, cp for parts below 4096 tokens");
   if (!request.scaled_by.empty()) {
     lines.push_back("efficiencies are " + Rounded(request.scale, 1000) +
                     " times as high: " + request.scaled_by);

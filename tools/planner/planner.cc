@@ -408,8 +408,8 @@ class PlanSearch {
                   FormatBytes(memory()) +
                   "; parameters, gradients and optimizer state alone take " + FormatBytes(least_) +
                   " of each at least, and " + FormatCount(LeastGpus()) +
-                  " GPUs or more could hold them; give more `gpus`, `fix` less, or take a smaller "
-                  "`optimizer`");
+                  " GPUs is the least for these alone; give more `gpus`, `fix` less, or take a "
+                  "smaller `optimizer`");
     }
     const size_t left = static_cast<size_t>(result_.rejected.budget);
     throw Error("`gpus`: " +
@@ -419,8 +419,9 @@ class PlanSearch {
                 " of " + std::to_string(request_.gpus) + " GPUs has a plan that fits " +
                 FormatBytes(memory()) + "; parameters, gradients and optimizer state take " +
                 FormatBytes(least_) +
-                " of each at least, activations the rest; give more `gpus`, another schedule or a "
-                "shorter `seq`");
+                " of each at least, activations the rest; give more `gpus`, " +
+                (request_.fixed.contains("zero") ? "" : "`fix` zero=2, ") +
+                "another schedule or a shorter `seq`");
   }
 
   const PlanRequest& request_;

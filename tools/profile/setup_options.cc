@@ -20,13 +20,15 @@ GpuSheet GpuOf(const std::string& text) {
 }
 
 std::vector<CLI::Option*> AddKeptOptions(CLI::App* app, KeptFlags* flags) {
-  std::string optimizers;
+  std::string optimizers, bytes;
   for (const OptimizerSheet& optimizer : kOptimizers) {
     optimizers += (optimizers.empty() ? "" : "|") + std::string(optimizer.name);
+    bytes += (bytes.empty() ? "" : ", ") + std::to_string(optimizer.of_matrices);
   }
   return {
       AddChoice(app, "--optimizer", &flags->optimizer, optimizers,
-                "sets the bytes of optimizer state (default: adam)"),
+                "sets the bytes of optimizer state: " + bytes +
+                    "\na parameter in this order (default: adam)"),
       AddChoice(app, "--activations", &flags->activations, "ideal|megatron|torch",
                 "tensors that kernels keep for the backward: the minimum,\nMegatron-LM's, or "
                 "PyTorch's (default: ideal)"),

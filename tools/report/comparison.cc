@@ -1,6 +1,8 @@
 #include "tools/report/comparison.h"
 
 #include <algorithm>
+#include <cmath>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -85,8 +87,9 @@ void SortRows(const std::string& column, std::vector<CompareRow>* rows) {
 }
 
 std::string FormatMultiple(double value) {
+  // Halves up, as the pages round: 1.125 is 1.13x.
   char buffer[32];
-  std::snprintf(buffer, sizeof buffer, "%.2fx", value);
+  std::snprintf(buffer, sizeof buffer, "%.2fx", std::round(100 * value) / 100);
   return buffer;
 }
 
@@ -105,6 +108,13 @@ std::string ComparedHead(const CompareRequest& request, bool costs_given, bool o
     if (one) text += ", " + FormatCount(request.samples) + " a micro-batch";
   }
   text += "\n" + DescribeCostsUsed(spec.costs, costs_given) + "\n";
+  if (std::ranges::adjacent_find(spec.costs.stages, std::not_equal_to()) !=
+      spec.costs.stages.end()) {
+    text +=
+        "stages: a schedule with more of them cuts each of these into equal parts; list layers "
+        "where\n"
+        "  one cannot be cut, such as a head\n";
+  }
   if (spec.data_parallel > 1 && !PricesUpdate(spec.costs)) {
     text +=
         "makespans are without gradient sums and optimizer: the costs have no reduce and step\n";

@@ -3,6 +3,7 @@
 #include "tools/report/comparison.h"
 
 #include <doctest/doctest.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
@@ -23,10 +24,12 @@
 #include "tests/support/failure.h"
 #include "tests/support/sanitized.h"
 #include "tests/support/support.h"
+#include "tests/tools/profile/profile_support.h"
 #include "tools/cli/exit.h"
 #include "tools/cli/options.h"
 #include "tools/cli/spec_options.h"
 #include "tools/cli/terminal.h"
+#include "tools/profile/costs_file.h"
 #include "tools/report/progress.h"
 #include "tools/report/report.h"
 
@@ -190,6 +193,33 @@ TEST_SUITE("unit") {
     CHECK(Failure<UsageError>([&] { MakePoints(flags, &assumed); }) ==
           "`global_batch`: 64 samples are no multiple of 24 micro-batches, of all replicas; "
           "give another `microbatches`");
+  }
+
+  TEST_CASE("a large model that runs again has no row that waits for memory, and none is refused") {
+    const ModelShape model = PublishedModel("qwen3-235b-a22b");
+    CostSetup setup = SetupOn("h100");
+    setup.expert_parallel = 8;
+    setup.gpus = setup.stage_gpus = 128;
+    const std::string path =
+        (std::filesystem::temp_directory_path() / ("again" + std::to_string(getpid()) + ".json"))
+            .string();
+    WriteFile(path, WriteCostsByLayer(model, setup, CostsOf(model, setup)));
+    CompareFlags flags;
+    flags.ranks = 4;
+    flags.microbatches = "16";
+    flags.data_parallel = 4;
+    flags.costs.file = path;
+    flags.device_memory.zero = 1;
+    flags.recompute = "full";
+    flags.schedules = "interleaved-1f1b,zb-2p,zb-v";
+    const std::vector<CompareRow> rows = Compare(MakePoints(flags).front().request);
+    std::filesystem::remove(path);
+    // A partition that was tried has 89 layers in a stage.
+    REQUIRE(Find(rows, "interleaved-1f1b").report);
+    // In the memory that it may have, zb-2p takes 2.5 times as long.
+    REQUIRE(Find(rows, "zb-2p").report);
+    CHECK(!Find(rows, "zb-2p").fits);
+    CHECK(Find(rows, "zb-2p").makespan() * 10 < Find(rows, "zb-v").makespan() * 11);
   }
 
   TEST_CASE("schedules are chosen and rows sorted") {

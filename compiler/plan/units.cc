@@ -62,6 +62,12 @@ GivenTime ParseGivenTime(std::string_view text) {
   const auto fail = [&](const std::string& why) -> Error {
     return Error("must be a time such as 6.2ms, or a number, " + why + ", is " + Quoted(text));
   };
+  if (text.find(',') != std::string_view::npos) {
+    throw Error(
+        "must be one time, such as 6.2ms; where stages differ, give a cost file with "
+        "\"stages\"; is " +
+        Quoted(text));
+  }
   const std::optional<Figure> figure = ReadFigure(text);
   if (!figure) throw fail("which is in the unit of the costs");
   if (figure->unit.empty()) return {figure->value};

@@ -4,8 +4,8 @@
 
 namespace contraflow {
 
-MessageQueues::MessageQueues(const Plan& plan, const CostModel& costs)
-    : plan_(plan), comm_(costs.comm), edges_(plan, costs) {
+MessageQueues::MessageQueues(const Plan& plan, const CommCost& comm, Edges* edges)
+    : plan_(plan), comm_(comm), edges_(edges) {
   if (!comm_.queued()) return;
   const size_t ranks = plan.programs.size();
   const size_t each = comm_.queues == Semantics::kRank ? 1 : ranks;
@@ -64,7 +64,7 @@ void MessageQueues::Advance(Queue* queue, Engine* engine) {
       const int from = sends ? here.rank : there->rank, to = sends ? there->rank : here.rank;
       // Messages of a group may share an edge.
       *span =
-          edges_.Send(from, to, CommCost::PairOf(message), std::max(ready, other->second.ready));
+          edges_->Send(from, to, CommCost::PairOf(message), std::max(ready, other->second.ready));
       waiting_.erase(other);
       engine->Wake(here.rank);
       engine->Wake(there->rank);

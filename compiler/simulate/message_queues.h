@@ -13,10 +13,10 @@ namespace contraflow {
 /// The queues through which the messages of a plan pass, where CommCost::queues says that a rank
 /// has one, or one for each other rank. A queue stands at its first message, or at all of a group,
 /// until each has met its other side. Then the transfer begins, and both queues wait for its end.
-/// Plan, costs and spans must outlive it.
+/// Plan, costs, edges and spans must outlive it.
 class MessageQueues {
  public:
-  MessageQueues(const Plan& plan, const CostModel& costs);
+  MessageQueues(const Plan& plan, const CommCost& comm, Edges* edges);
 
   /// A rank comes to a SEND or RECV at `time`. `span`, by which both sides know the message, is set
   /// once both queues stand at it, and both ranks are woken.
@@ -52,7 +52,7 @@ class MessageQueues {
 
   const Plan& plan_;
   const CommCost& comm_;
-  Edges edges_;
+  Edges* const edges_;
   std::vector<Queue> queues_;
   std::unordered_map<const Span*, Side> waiting_;  // the side that came first
 };

@@ -29,7 +29,7 @@ class Simulator {
         owner_(plan),
         engine_(plan),
         edges_(plan, costs),
-        queues_(plan, costs),
+        queues_(plan, costs.comm, &edges_),
         reductions_(plan, durations_),
         explicit_messages_(plan.level != Level::kCompute),
         recomputed_(plan),

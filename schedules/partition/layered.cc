@@ -55,10 +55,10 @@ Partition PartitionOf(const Schedule& schedule, const Spec& spec, const Plan& fr
   const int stages = schedule.stages(spec);
   if (std::optional<Partition> fixed = FixedPartition(spec, stages)) return *fixed;
   std::optional<Plan> order;
-  const bool has_components = HasComponents(spec.costs.layers);
+  // A stage has at most this number of layers with components.
+  const int most_layers = HasComponents(spec.costs.layers) ? kMaxLayers : layers->layers();
   const auto worth = [&](const Partition& partition, bool components) {
-    // A stage has at most this number of layers with components.
-    if (has_components && std::ranges::max(partition) > kMaxLayers) return kImpossible;
+    if (std::ranges::max(partition) > most_layers) return kImpossible;
     const Spec staged = components ? Staged(spec, frame, layers, partition)
                                    : StagedChunks(spec, frame, layers, partition);
     // With what these stages hold there may be no room for any order.
@@ -75,6 +75,7 @@ Partition PartitionOf(const Schedule& schedule, const Spec& spec, const Plan& fr
   PartitionJudge least;
   if (schedule.heeds_costs) {
     least = [&](const Partition& partition) {
+      if (std::ranges::max(partition) > most_layers) return kImpossible;
       const CostModel costs = StagedChunks(spec, frame, layers, partition).costs;
       return PartitionWorth{0, LowerBound(frame, costs), std::ranges::max(partition)};
     };

@@ -278,7 +278,7 @@ Plan Compile(Spec spec, const CompileOptions& options) {
 }
 
 std::optional<Plan> LighterPlan(const Spec& spec, const Plan& plan, CompileOptions options) {
-  const bool chosen = !spec.partition || spec.partition->kind == PartitionChoice::Kind::kAuto;
+  const bool chosen = ChoiceOf(spec).kind == PartitionChoice::Kind::kAuto;
   if (!chosen || !CountsBytes(spec.costs) || spec.costs.layers.empty()) return std::nullopt;
   if (spec.schedule == kAuto.name) return std::nullopt;
   Spec lighter = spec;

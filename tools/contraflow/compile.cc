@@ -13,6 +13,7 @@
 #include "compiler/simulate/memory.h"
 #include "compiler/simulate/simulate.h"
 #include "schedules/partition/made_plans.h"
+#include "schedules/partition/staged.h"
 #include "schedules/published/rows.h"
 #include "tools/cli/compile_flags.h"
 #include "tools/cli/exit.h"
@@ -69,7 +70,7 @@ Time StepOf(const Plan& plan) { return Simulate(plan, *plan.costs, Keep::kFigure
 /// One line where layers were moved only to fit the memory, and the step is longer for it; "" else.
 std::string CostOfFitting(const Spec& spec, const Plan& plan, CompileOptions options) {
   const bool moves = !spec.costs.layers.empty() && spec.schedule != kAuto.name &&
-                     (!spec.partition || spec.partition->kind == PartitionChoice::Kind::kAuto) &&
+                     ChoiceOf(spec).kind == PartitionChoice::Kind::kAuto &&
                      spec.recompute.choice == Recompute::Choice::kNone &&
                      spec.offload.choice == Offload::Choice::kNone;
   if (!moves || GetVerbosity() == Verbosity::kQuiet) return "";

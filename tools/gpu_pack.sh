@@ -30,7 +30,7 @@ trap 'rm -rf "$work" "$pack.new"' EXIT
 trap 'exit 1' INT TERM
 mkdir -p "$work"/{bin,lib,lists,share/contraflow}
 cp -r "$root/tools/profiles" "$work/share/contraflow"
-(cd "$root" && cp --parents tools/gpu_check.sh tests/runtime/nccl/nccl_one_gpu_test.sh tests/python/torch_{gpu,model,layers}.py \
+(cd "$root" && cp --parents tools/gpu_check.sh tests/runtime/nccl/nccl_one_gpu_test.sh tests/python/torch_{gpu,model,layers}.py tools/bench/{layer_times,torch_schedules}.py \
   tools/python/contraflow/torch/*.py "$work")
 for program in "${programs[@]}"; do
   compgen -G "$build/t*/$program" >/dev/null || fail "$build has no $program: build it there"

@@ -12,7 +12,7 @@ fail() {
   exit 1
 }
 
-documented=$(sed -n 's/^| \(`[^|]*\) |.*/\1/p' tools/bench/README.md | tr -d '`,' | tr ' ' '\n' | grep -v _)
+documented=$(sed -n 's/^| \(`[^|]*\) |.*/\1/p' tools/bench/README.md | tr -d '`,' | tr ' ' '\n' | grep -v -e _ -e "\.py")
 listed=$("$bench" --list | cut -d ' ' -f 1)
 [ "$listed" = "$documented" ] || fail "suites of --list:
 $listed

@@ -150,7 +150,7 @@ for form in "$@"; do
       "$contraflow" compile --schedule 1f1b --ranks 4 --microbatches 8 -o "$folder/custom.json" || fail "no plan"
       start custom --stages "$stages" --steps 3
       await "the third backward" "$folder/rank1.log"
-      ended "$form" "$(now)" 3000 'rank 1.* (BW s1 m2[ )].*stage 1, backward_input: the third backward fails' 0 1 2 3
+      ended "$form" "$(now)" 6000 'rank 1.* (BW s1 m2[ )].*stage 1, backward_input: the third backward fails' 0 1 2 3
       ;;
     fault-kill)
       start two-ways --steps 1000000

@@ -117,6 +117,7 @@ def measured(plan):
                 p.grad = None
             live = Live(parameters)
             with live:
+                schedule.sync_parameters()
                 schedule.step(*([] if x is None else [x]), target=target)
         return [held[at] for at in range(len(held))]
     return run_local(plan.ranks, work, timeout=60)

@@ -92,6 +92,7 @@ def run(plan, shape, device, streams, trace, timing_every):
             stages = {s: Layer(shape).to(device, torch.bfloat16) for s in plan.stages_of(links.rank)}
             schedule = PlanSchedule(plan, stages, loss_fn, links=links, timeout=120,
                                     timing_every=timing_every or WARM_STEPS + STEPS + 1)
+            schedule.sync_parameters()
             values = torch.randn(plan.microbatches, 1, shape.sequence, shape.width, device=device, dtype=torch.bfloat16)
             x, y = (torch_gpu.rows_of(plan, links.rank, s, values) for s in (0, plan.stages - 1))
             times, asked = [], []

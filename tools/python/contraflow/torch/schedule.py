@@ -15,6 +15,7 @@ from . import program as plans
 from . import trace
 from .agreement import Arguments, agree, warn_of_statistics
 from .batch import Batch, ChunkSpec
+from .copies import Copies
 from .layered_stage import LayeredStage
 from .layers import Layers
 from .links import Links, default_device, gather, members
@@ -122,10 +123,13 @@ class PlanSchedule:
         self._batch = Batch(plan, self.rank, chunk_spec, variable_shapes, self._store)
         progress = self._walk.progress
         alone = len(replicas) == len(experts) == 1
+        of_all_store = getattr(dist, "PrefixStore")(f"contraflow/{of_all}/all", links.store)
+        process = f"rank {rank}" if alone else f"process {ranks[rank]} (rank {rank} of its pipeline)"
+        self._copies: Optional[Copies] = Copies(plan, self.rank, dict(sorted(modules.items())), self._spread, self._store,
+                                                of_all_store, process)
         self._watch = Watch(self._store, self.rank, plan.ranks, self._place,
                             progress.stands_for if progress is not None else None, self.links.timeout,
-                            getattr(dist, "PrefixStore")(f"contraflow/{of_all}/all", links.store),
-                            None if alone else f"process {ranks[rank]} (rank {rank} of its pipeline)")
+                            of_all_store, process)
 
     # A step
 
@@ -232,6 +236,10 @@ class PlanSchedule:
 
     def _fill(self, args: Tuple[Any, ...], target: Any, return_outputs: bool, kwargs: Dict[str, Any]) -> None:
         inputs, targets, keywords = self._batch.spread(args, target, kwargs)
+        if self._copies is not None and torch.is_grad_enabled():
+            copies, self._copies = self._copies, None  # of the first step only
+            copies.check_parameters()
+            copies.check_rows(inputs)
         for cell, x in zip(self._walk.first, inputs):
             cell.x = x
         if target is not None:

@@ -177,6 +177,15 @@ TEST_SUITE("unit") {
     CHECK(Failure<UsageError>([&] { Judge(plan, costs, limits, "p.json"); }) != "accepted");
   }
 
+  TEST_CASE("a file has the multiple of a memory as its flag has it") {
+    for (const char* said : {"\"1.5x\"", "1.5"}) {
+      const LimitsFile file = ReadLimits(std::string(R"({"max_memory": )") + said + "}", "l.json");
+      CHECK(file.Of("a.json").max_memory == 1.5);
+    }
+    CHECK(Failure<Error>([] { ReadLimits(R"({"max_memory": "10%"})", "l.json"); }) ==
+          "l.json: /max_memory: must be a multiple such as 1x or 0.75x, is \"10%\"");
+  }
+
   TEST_CASE("limits of a plan are those of its whole name") {
     LimitsFile file = ReadLimits(R"({"plans": {"a.json": {"max_activations": 3}}})", "limits.json");
     CHECK(file.KeysOf({"runs/a.json"}) == std::vector<std::string>{"a.json"});

@@ -188,7 +188,8 @@ std::function<int()> AddCheck(CLI::App* app) {
   AddCostsOptions(app, &options->costs, "each plan's own");
   Limits* const limits = &options->limits;
   AddTime(app, "--max-bubble", &limits->max_bubble,
-          "most idle time of a rank in a step (6.2ms, or a number in the unit of\nthe costs)");
+          "most idle time of a rank in a step (6.2ms, or a number in the unit of\nthe costs; for "
+          "a share --max-bubble-ratio)");
   AddNumber(app, "--max-bubble-ratio", &limits->max_bubble_ratio, "X",
             "bubbles as a share of all ranks' time, 0 to 1 or as in 10%");
   AddTime(app, "--max-makespan", &limits->max_makespan, "makespan");

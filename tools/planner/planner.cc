@@ -407,8 +407,8 @@ class PlanSearch {
       throw Error("`gpus`: no configuration of " + std::to_string(request_.gpus) + " GPUs fits " +
                   FormatBytes(memory()) +
                   "; parameters, gradients and optimizer state alone take " + FormatBytes(least_) +
-                  " of each at least, and " + FormatCount(LeastGpus()) +
-                  " GPUs is the least for these alone; give more `gpus`, `fix` less, or take a "
+                  " of each at least; these alone need " + FormatCount(LeastGpus()) +
+                  " GPUs, and activations more; give more `gpus`, `fix` less, or take a "
                   "smaller `optimizer`");
     }
     const size_t left = static_cast<size_t>(result_.rejected.budget);

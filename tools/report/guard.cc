@@ -47,9 +47,12 @@ double ReadShare(const JsonCursor& field) {
 Limits LimitsOf(const JsonCursor& object) {
   Limits limits;
   for (const auto& share : kShares) {
-    if (const auto value = object.Optional(share.name)) {
-      limits.*share.field = ReadShare(*value);
-    }
+    const auto value = object.Optional(share.name);
+    if (!value) continue;
+    const bool multiple = share.field == &Limits::max_memory && value->IsString();
+    limits.*share.field =
+        multiple ? value->Checked([&] { return ParseMultiple(value->String("a multiple", 64)); })
+                 : ReadShare(*value);
   }
   for (const auto& time : kTimes) {
     const auto value = object.Optional(time.name);

@@ -62,7 +62,7 @@ std::vector<StateBlock> WholeState(const Plan& plan, Run& run) {
   return all;
 }
 
-// A caller who asked for a stage once more would get it as the device has it.
+// A second request for a stage would return the state that the device has now.
 void PutState(const Plan& plan, Run& run) {
   EachCopy(plan, run, [&](int s, Device device, bool) { run.At(device).Put(s); });
 }

@@ -1,5 +1,6 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cmath>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -99,6 +100,9 @@ Verdict CheckPlan(const CheckOptions& options, const Limits& limits, const std::
   return verdict;
 }
 
+/// A figure for people, to the fourth digit after the point.
+std::string Figure(double value) { return FormatReal(std::round(value * 1e4) / 1e4); }
+
 /// Text of broken or, `all`, of every limit.
 std::string VerdictText(const std::vector<Verdict>& verdicts, bool all) {
   std::string broken, held;
@@ -111,8 +115,8 @@ std::string VerdictText(const std::vector<Verdict>& verdicts, bool all) {
     for (const LimitResult& result : verdict.results) {
       limits += result.limit != "sound";
       if (result.broken.empty() && result.value) {
-        held += line(result.limit + " " + FormatReal(*result.value) + result.unit + ", at most " +
-                     FormatReal(*result.bound) + result.unit);
+        held += line(result.limit + " " + Figure(*result.value) + result.unit + ", at most " +
+                     Figure(*result.bound) + result.unit);
       }
       if (!result.broken.empty()) broken += line(result.broken);
     }

@@ -80,15 +80,19 @@ Picture PictureOf(const ShowOptions& options, const ShownPlan& shown) {
 /// The plans as one SVG.
 std::string Svg(const ShowOptions& options) {
   std::vector<Picture> pictures;
-  Time first = 0;
+  std::optional<ShownPlan> first;
   for (const std::string& path : options.plans) {
-    const ShownPlan shown = ShowPlan(path);
+    ShownPlan shown = ShowPlan(path);
     Picture picture = PictureOf(options, shown);
     if (options.plans.size() > 1) {
-      const Time makespan = shown.report ? shown.report->simulation.makespan : 0;
-      if (pictures.empty()) first = makespan;
+      const auto makespan = [](const ShownPlan& plan) {
+        return plan.report ? plan.report->simulation.makespan : Time{0};
+      };
       picture.heading = shown.name;
-      const std::string change = makespan > 0 ? FormatChange(first, makespan) : "";
+      const bool compares = first && makespan(shown) > 0 && !SayUnlikeWork(*first, shown);
+      const std::string change =
+          compares ? FormatChange(makespan(*first), makespan(shown)) : std::string();
+      if (!first) first = std::move(shown);
       if (!change.empty()) picture.heading += ", " + change + " vs the first";
     }
     if (!pictures.empty() &&

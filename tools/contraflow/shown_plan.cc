@@ -10,10 +10,12 @@
 #include "tools/cli/exit.h"
 #include "tools/cli/options.h"
 #include "tools/cli/spec_options.h"
+#include "tools/cli/terminal.h"
 #include "tools/contraflow/schedule_file.h"
 #include "tools/pictures/page.h"
 #include "tools/profile/gzip.h"
 #include "tools/profile/run_trace.h"
+#include "tools/report/difference.h"
 #include "tools/report/report.h"
 #include "tools/report/standstill.h"
 
@@ -58,6 +60,13 @@ ShownPlan ShowPlan(const std::string& path) {
 
 namespace {
 
+PlanFigures WorkOf(const ShownPlan& shown) {
+  PlanFigures figures{
+      .unit = shown.costs.unit, .components = shown.plan.layers > 0, .stages = shown.plan.stages};
+  for (const RankFigures& rank : shown.report->simulation.ranks) figures.work += rank.busy;
+  return figures;
+}
+
 PagePlan OnPage(const ShownPlan& shown) {
   if (shown.report) return PageOf(shown.plan, shown.costs, *shown.report, shown.name);
   return {.plan = &shown.plan,
@@ -69,6 +78,13 @@ PagePlan OnPage(const ShownPlan& shown) {
 
 }  // namespace
 
+bool SayUnlikeWork(const ShownPlan& first, const ShownPlan& other) {
+  if (!first.report || !other.report) return false;
+  const std::string note = UnlikeWork(first.name, WorkOf(first), other.name, WorkOf(other));
+  if (!note.empty()) Say("contraflow: note: " + note);
+  return !note.empty();
+}
+
 std::string PageOfPlans(const ShownPlans& options) {
   std::vector<ShownPlan> shown;
   for (const std::string& path : options.plans) shown.push_back(ShowPlan(path));
@@ -76,6 +92,7 @@ std::string PageOfPlans(const ShownPlans& options) {
   Time longest = 0;
   for (const ShownPlan& plan : shown) {
     pages.push_back(OnPage(plan));
+    SayUnlikeWork(shown.front(), plan);
     longest = std::max(longest, Makespan(pages.back().run->timeline));
   }
   const ShownPlan& first = shown.front();

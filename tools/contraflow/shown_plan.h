@@ -42,6 +42,10 @@ struct ShownPlan {
 /// Throws Error for a plan that cannot be executed at all.
 ShownPlan ShowPlan(const std::string& path);
 
+/// Says on standard error that a plan does other work than the first one, so that their steps do
+/// not compare. Returns whether it does.
+bool SayUnlikeWork(const ShownPlan& first, const ShownPlan& other);
+
 /// Draws the page of the plans, one above the other, and below a single plan its measured run.
 std::string PageOfPlans(const ShownPlans& options);
 

@@ -240,7 +240,8 @@ std::vector<Configuration> ConfigurationsOf(const PlanRequest& request, Rejected
               (fixed.empty() ? "; give a multiple of 8"
                              : " with `fix` " + fixed +
                                    ": tp x cp x pp x dp must be all of them, and ep x etp must "
-                                   "divide tp x cp x dp; fix less"));
+                                   "divide tp x cp x dp, as dp counts the replicas that share "
+                                   "experts too; fix less"));
 }
 
 }  // namespace contraflow

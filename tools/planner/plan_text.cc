@@ -140,6 +140,23 @@ std::string WhyNot(const PlanRequest& request, const std::vector<PlannerRow>& ro
          " GPUs";
 }
 
+/// "auto (v)": a searched schedule with its placement.
+std::string ScheduleOf(const PlannerRow& row) {
+  const std::optional<Provenance>& provenance = row.plan.provenance;
+  return row.schedule + (provenance ? " (" + provenance->placement + ")" : "");
+}
+
+/// Says how little memory the first row leaves for libraries and fragments; "" if some was set
+/// aside, or there is a twentieth.
+std::string RoomText(const PlanRequest& request, const std::vector<PlannerRow>& rows) {
+  if (rows.empty() || request.workspace > 0 || request.gpu.memory <= 0) return "";
+  const int64_t left = request.gpu.memory - rows.front().memory.total();
+  if (left >= request.gpu.memory / 20) return "";
+  return "row 1 leaves " + FormatBytes(std::max<int64_t>(0, left)) + " of " +
+         FormatBytes(request.gpu.memory) +
+         " for CUDA, communicators and fragments; --workspace 4GB sets some aside";
+}
+
 Json MemoryJson(const PlannerRow& row) {
   Json memory = Json::object();
   for (const MemoryKind& kind : MemoryKinds(row.memory, row.plan.level)) {
@@ -196,12 +213,13 @@ std::string WritePlans(const PlanRequest& request, const PlannerResult& result) 
     table.rows.push_back(
         {std::to_string(c.tp), std::to_string(c.cp), std::to_string(c.ep), std::to_string(c.etp),
          std::to_string(c.pp), std::to_string(c.dp), std::to_string(c.micro_batch),
-         std::to_string(c.microbatches), row.recompute, std::to_string(c.zero), row.schedule,
+         std::to_string(c.microbatches), row.recompute, std::to_string(c.zero), ScheduleOf(row),
          FormatWithUnit(row.step, Unit::kNanoseconds), Rounded(row.tokens_per_second_per_gpu, 1),
          FormatPercent(row.mfu), FormatBytes(row.memory.total()), LimitsOf(row)});
   }
   std::string text = FormatTable(table) + "\n";
   if (const std::string why = WhyNot(request, result.rows); !why.empty()) text += why + "\n";
+  if (const std::string room = RoomText(request, result.rows); !room.empty()) text += room + "\n";
   text +=
       "mb sequences a micro-batch, M micro-batches of each of dp replicas; memory of the "
       "fullest rank's GPU\n";
@@ -213,7 +231,8 @@ std::string WritePlans(const PlanRequest& request, const PlannerResult& result) 
                                   : "") +
           std::to_string(rejected.memory) + " over the memory, " + std::to_string(rejected.bound) +
           " proven longer, " + std::to_string(rejected.budget) +
-          " guessed to be longer, which --budget would search\n";
+          " guessed to be longer, for which --budget had no time; a larger one also searches rows "
+          "longer\n";
   for (const std::string& line : AssumptionsOf(request)) text += "assumed: " + line + "\n";
   return text;
 }

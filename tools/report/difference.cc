@@ -1,6 +1,7 @@
 #include "tools/report/difference.h"
 
 #include <algorithm>
+#include <cmath>
 #include <nlohmann/json.hpp>
 
 #include "compiler/files/plan_document.h"
@@ -14,6 +15,9 @@
 namespace contraflow {
 namespace {
 
+/// Ratio of work from which plans are not of one model; recompute of everything stays below.
+constexpr double kUnlikeWork = 1.5;
+
 std::optional<PlanFigures> FiguresOf(const Plan& plan) {
   if (!Verify(plan).empty()) return std::nullopt;
   const CostModel costs = CostsForPlan({}, plan);
@@ -21,8 +25,10 @@ std::optional<PlanFigures> FiguresOf(const Plan& plan) {
   PlanFigures figures{.unit = costs.unit,
                       .components = plan.layers > 0,
                       .makespan = run.makespan,
-                      .bubble_ratio = run.bubble_ratio()};
+                      .bubble_ratio = run.bubble_ratio(),
+                      .stages = plan.stages};
   for (const RankFigures& rank : run.ranks) {
+    figures.work += rank.busy;
     figures.activations = std::max(figures.activations, rank.peak_activations);
     figures.bytes = std::max(figures.bytes, rank.peak_bytes);
   }
@@ -72,11 +78,34 @@ std::string FiguresTable(const std::optional<PlanFigures>& was,
   };
   bytes("activation bytes", was->bytes, is->bytes);
   bytes("total bytes", was->total, is->total);
-  if (alike) return FormatTable(table);
-  return FormatTable(table) +
+  std::string text = FormatTable(table);
+  if (const std::string note = UnlikeWork("the first", *was, "The second plan", *is);
+      !note.empty()) {
+    text += note + ".\n";
+  }
+  if (alike) return text;
+  return text +
          "The idle shares do not compare: one plan has components, and its compute lane is also\n"
          "idle during exposed all-to-alls. In the other plan all-to-alls count as busy.\n";
 }
+
+}  // namespace
+
+std::string UnlikeWork(const std::string& was_name, const PlanFigures& was,
+                       const std::string& is_name, const PlanFigures& is) {
+  if (was.stages == is.stages || was.unit != is.unit || was.components != is.components ||
+      was.work == 0) {
+    return "";
+  }
+  const double ratio = static_cast<double>(is.work) / static_cast<double>(was.work);
+  if (ratio < kUnlikeWork && ratio > 1 / kUnlikeWork) return "";
+  return is_name + " computes " + FormatReal(std::round(ratio * 100) / 100) + " times as long as " +
+         was_name + ", as each of its " + std::to_string(is.stages) +
+         " stages costs as much as one of " + std::to_string(was.stages) +
+         "; for one model compile both with --partition even";
+}
+
+namespace {
 
 /// The fields above the programs, each a name and its text.
 std::vector<std::string> Head(const Plan& plan) {

@@ -18,7 +18,14 @@ struct PlanFigures {
   double bubble_ratio = 0;
   int activations = 0;           ///< of the rank that holds most, like the bytes
   int64_t bytes = 0, total = 0;  ///< 0 where the costs have none
+  int stages = 0;
+  Time work = 0;  ///< busy time of all compute lanes
 };
+
+/// Says that the second plan computes longer or shorter since it has another number of stages, each
+/// with the same costs; "" if their work is alike.
+std::string UnlikeWork(const std::string& was_name, const PlanFigures& was,
+                       const std::string& is_name, const PlanFigures& is);
 
 /// Differences between two plans, line by line, as edits (FormatEdits).
 struct Difference {

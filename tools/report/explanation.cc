@@ -45,6 +45,10 @@ class Words {
   std::string InUnits(Time ticks) const {
     return unit_ == Unit::kUnit ? Lasting(ticks) : At(ticks);
   }
+  /// Short times keep their digits beside the times of a whole step.
+  std::string InTable(Time ticks) const {
+    return unit_ == Unit::kUnit ? At(ticks) : Lasting(ticks);
+  }
   std::string Alone(Time ticks) const { return FormatFigure(ticks, unit_); }
   std::string Lasting(Time ticks) const { return FormatWithUnit(ticks, unit_); }
   const Span& SpanOf(InstructionRef ref) const {
@@ -80,7 +84,11 @@ class Words {
     if (idle.cause == IdleCause::kStandstill && explanation_.broken != nullptr) {
       return "the rank " + DescribeStop(*explanation_.broken, rank);
     }
-    if (idle.because.rank < 0) return "nothing is left to run";
+    if (idle.because.rank < 0) {
+      const int last = LastRank();
+      return "nothing is left to run" +
+             (last == rank ? "" : "; rank " + std::to_string(last) + " ends last");
+    }
     const std::string because = On(idle.because, rank);
     if (idle.cause == IdleCause::kMemory) {
       return because + " could run, but there is no room for its activation";
@@ -91,6 +99,13 @@ class Words {
   }
 
  private:
+  /// The first rank that works until the end of the step.
+  int LastRank() const {
+    const auto last =
+        std::ranges::max_element(explanation_.simulation.ranks, {}, &RankFigures::last_end);
+    return static_cast<int>(last - explanation_.simulation.ranks.begin());
+  }
+
   const Explanation& explanation_;
   const Unit unit_;
   const TimeScale scale_;
@@ -293,10 +308,10 @@ std::string WriteIdle(const Explanation& explanation, int rank, bool all) {
     idle.resize(kMostIdle);
   }
   Table table;
-  table.columns = {">from", ">to", ">idle", "cause", "before", "because"};
+  table.columns = {">from", ">to", ">idle", "cause", "idle before", "reason"};
   for (const Idle& one : idle) {
-    table.rows.push_back({words.At(one.when.start), words.At(one.when.end), words.At(lasting(one)),
-                          std::string(Name(one.cause)),
+    table.rows.push_back({words.At(one.when.start), words.At(one.when.end),
+                          words.InTable(lasting(one)), std::string(Name(one.cause)),
                           one.next < 0 ? "the end" : words.Of({rank, one.next}),
                           words.Why(one, rank)});
   }

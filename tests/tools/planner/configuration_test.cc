@@ -91,7 +91,8 @@ TEST_CASE("planner: without a configuration the error says which field to change
       ConfigurationsOf(request, &rejected),
       "`gpus`: the model cannot be split over 16 GPUs with `fix` "
       "pp=2147483647,tp=1000000: "
-      "tp x cp x pp x dp must be all of them, and ep x etp must divide tp x cp x dp; fix less",
+      "tp x cp x pp x dp must be all of them, and ep x etp must divide tp x cp x dp, "
+      "as dp counts the replicas that share experts too; fix less",
       Error);
 }
 

@@ -8,7 +8,7 @@ std::string CostsTemplate() {
 // not read. For the figures of a model, estimated:
 // contraflow costs init --hf CONFIG.json --gpu NAME
 {
-// Of all times: ns, us, ms, s, or unit for relative costs.
+// Unit of all times: ns, us, ms, s, or unit for relative costs.
 "unit": "ms",
 // In words: where the figures are from.
 "source": "template: replace every figure",

@@ -168,7 +168,9 @@ std::string Page(const Point& point, const std::string& title) {
     costs.push_back(CostsForPlan({}, *row->plan));
     reports.push_back(MakeReport(*row->plan, costs.back()));
     pages.push_back(PageOf(*row->plan, costs.back(), reports.back(),
-                           NameOf(*row) + (row == advised ? " (advised)" : "")));
+                           NameOf(*row) + (row == advised ? " (advised)"
+                                           : row->fits    ? ""
+                                                          : " (does not fit)")));
     pages.back().memory = row->memory;
   }
   return DrawPage(pages, {}, title);
@@ -259,7 +261,7 @@ std::function<int()> AddCompare(CLI::App* app) {
   const auto options = std::make_shared<CompareCommand>();
   AddCompareOptions(app, options.get());
   AddText(app, "--html", &options->html, "FILE",
-          "write an HTML page with the timelines of all schedules that fit");
+          "write an HTML page with the timelines of all schedules, the advised\none first");
   AddText(app, "--title", &options->title, "TEXT", "title of that page");
   AddChoice(app, "--format", &options->format, "text|csv|html",
             "print the table, CSV, or that page (default: text)");

@@ -71,7 +71,7 @@ std::string FiguresTable(const std::optional<PlanFigures>& was,
   row(alike ? IdleTitle(was->components) : "idle", FormatPercent(was->bubble_ratio),
       FormatPercent(is->bubble_ratio), "");
   row("activations", std::to_string(was->activations), std::to_string(is->activations),
-      FormatChange(was->activations, is->activations));
+      was->stages == is->stages ? FormatChange(was->activations, is->activations) : "");
   const auto bytes = [&](const char* title, int64_t left, int64_t right) {
     if (left == 0 && right == 0) return;
     row(title, FormatBytes(left), FormatBytes(right), FormatChange(left, right));

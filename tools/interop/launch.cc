@@ -59,10 +59,7 @@ std::string_view MomentsOf(std::string_view optimizer) {
 std::string MegatronArguments(const Launch& launch, const Plan& plan) {
   std::string text = WriteMegatronLayout(plan, {}, launch.micro_batch);
   text += "--seq-length " + std::to_string(launch.sequence) + "\n";
-  if (ParallelOf(plan, *plan.costs).tp > 1) {
-    text += "--sequence-parallel\n";
-    if (launch.tp_overlap) text += "--tp-comm-overlap\n";
-  }
+  if (launch.tp_overlap && ParallelOf(plan, *plan.costs).tp > 1) text += "--tp-comm-overlap\n";
   if (launch.zero > 0) text += "--use-distributed-optimizer\n";
   if (launch.optimizer == "muon") text += "--optimizer muon\n";
   if (const std::string moments(MomentsOf(launch.optimizer)); !moments.empty()) {

@@ -207,7 +207,10 @@ std::string WriteMegatronLayout(const Plan& plan, const std::optional<std::strin
   if (mtp > 0) add("--mtp-num-layers", std::to_string(mtp));
   const CostModel costs = plan.costs.value_or(CostModel());
   const Parallel parallel = ParallelOf(plan, costs);
-  if (parallel.tp > 1) add("--tensor-model-parallel-size", std::to_string(parallel.tp));
+  if (parallel.tp > 1) {
+    add("--tensor-model-parallel-size", std::to_string(parallel.tp));
+    add("--sequence-parallel", "");  // costs of tp are with it
+  }
   if (parallel.cp > 1) add("--context-parallel-size", std::to_string(parallel.cp));
   if (parallel.ep > 1) add("--expert-model-parallel-size", std::to_string(parallel.ep));
   // Megatron's own default is tp.

@@ -14,8 +14,8 @@
 namespace contraflow {
 namespace {
 
-constexpr std::array<std::string_view, 8> kKeys = {"tp", "cp", "ep",          "etp",
-                                                   "pp", "dp", "micro-batch", "zero"};
+constexpr std::array<std::string_view, 9> kKeys = {"tp",  "cp", "ep",          "etp", "pp",
+                                                   "vpp", "dp", "micro-batch", "zero"};
 /// Larger ones hold more and save little.
 constexpr int kMostMicroBatch = 16;
 constexpr int kMostZero = 3;

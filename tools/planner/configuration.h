@@ -38,7 +38,7 @@ void ForEachPair(std::string_view text, std::span<const std::string_view> keys,
 std::optional<int> WholeNumber(std::string_view text, int least);
 
 /// Values that a configuration must have, by "tp", "cp", "ep", "etp", "pp", "dp", "micro-batch" and
-/// "zero".
+/// "zero", and the stages of each rank that its plan must have ("vpp").
 using FixedValues = std::map<std::string, int, std::less<>>;
 
 /// Reads "tp=8,pp=4". Throws Error that says what is wrong.

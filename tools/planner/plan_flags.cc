@@ -116,9 +116,10 @@ void AddPlanOptions(CLI::App* app, PlanFlags* flags) {
           "overlap messages of tp with matmuls, all but one part of tp");
   AddKeptOptions(app, &flags->kept);
   AddText(app, "--memory", &flags->memory, "BYTES", "memory of a GPU (default: from its sheet)");
-  AddText(app, "--fix", &flags->fix, "KEY=N,...",
-          "only configurations with these values: tp, cp, ep, etp, pp,\ndp (gpus / tp / cp / pp, "
-          "of which ep is a part), micro-batch\nor zero");
+  AddText(
+      app, "--fix", &flags->fix, "KEY=N,...",
+      "only configurations with these values: tp, cp, ep, etp, pp,\nvpp (stages a rank), dp (gpus "
+      "/ tp / cp / pp, of which ep is\na part), micro-batch or zero");
   AddText(app, "--only", &flags->only, "NAME,...",
           "schedules to compile (default: auto); contraflow list\nshows them all");
   AddChoice(app, "--for", &flags->framework, "megatron|torch|torchtitan",

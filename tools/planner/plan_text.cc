@@ -231,8 +231,8 @@ std::string WritePlans(const PlanRequest& request, const PlannerResult& result) 
                                   : "") +
           std::to_string(rejected.memory) + " over the memory, " + std::to_string(rejected.bound) +
           " proven longer, " + std::to_string(rejected.budget) +
-          " guessed to be longer, for which --budget had no time; a larger one also searches rows "
-          "longer\n";
+          " guessed to be longer, for which --budget had no time; more of it also improves "
+          "the rows\n";
   for (const std::string& line : AssumptionsOf(request)) text += "assumed: " + line + "\n";
   return text;
 }

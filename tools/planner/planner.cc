@@ -89,6 +89,7 @@ class PlanSearch {
       : request_(request), report_(std::move(report)), stop_(stop), costs_(request) {}
 
   PlannerResult Run() {
+    CheckDepth();
     Collect();
     Scan(ShareOf(searches() ? kScan : kScanNamed));
     if (rows_.empty()) SearchLonger();
@@ -273,10 +274,33 @@ class PlanSearch {
     return flaw.empty();
   }
 
+  /// Throws Error if stages a rank are fixed and no schedule takes their number.
+  void CheckDepth() const {
+    const bool takes = std::ranges::any_of(request_.schedules, [](const std::string& name) {
+      return FindSchedule(name).takes_chunks && name != kAuto.name;
+    });
+    if (std::cmp_greater(FixedDepth(), request_.model.layers.size())) {
+      throw Error("`fix`: vpp=" + std::to_string(FixedDepth()) + " is more than the " +
+                  std::to_string(request_.model.layers.size()) + " layers");
+    }
+    if (FixedDepth() <= 1 || takes) return;
+    throw Error(
+        "`fix`: vpp is for schedules that take a number of stages a rank; add `only` "
+        "interleaved-1f1b, or `for` megatron");
+  }
+
+  /// Stages that each rank must have; 0: any number.
+  int FixedDepth() const {
+    const auto fixed = request_.fixed.find("vpp");
+    return fixed == request_.fixed.end() ? 0 : fixed->second;
+  }
+
   /// Values of `chunks` to try: 0 is the schedule's own.
   std::vector<int> DepthsOf(const Configuration& configuration, const std::string& schedule) const {
     std::vector<int> depths = {0};
-    if (!FindSchedule(schedule).takes_chunks || searches()) return depths;
+    const bool takes = FindSchedule(schedule).takes_chunks;
+    if (const int fixed = FixedDepth(); fixed > 0 && takes) return {fixed};
+    if (!takes || searches()) return depths;
     for (const int depth : kDepths) {
       const int64_t stages = int64_t{depth} * configuration.pp;
       if (std::cmp_less_equal(stages, request_.model.layers.size())) depths.push_back(depth);
@@ -296,8 +320,9 @@ class PlanSearch {
       if (!Takes(candidate.configuration, schedule)) continue;
       for (const int chunks : DepthsOf(candidate.configuration, schedule)) {
         // Deeper pipelines where the schedule's own depth does not fit, and in the second look.
-        if (chunks > 0 && best && !deep_) break;
-        if (chunks > 0 && spent_ >= request_.budget) break;
+        const bool own = chunks > 0 && FixedDepth() == 0;
+        if (own && best && !deep_) break;
+        if (own && spent_ >= request_.budget) break;
         PlannerRow row = {.configuration = candidate.configuration,
                           .schedule = schedule,
                           .recompute = tight ? "auto" : "none",
@@ -335,6 +360,7 @@ class PlanSearch {
       return false;
     }
     spent_ += work + Spent(search, *row);
+    if (FixedDepth() > 0 && row->plan.stages != FixedDepth() * row->plan.ranks) return false;
     if (const std::string flaw = FlawFor(request_.LaunchOf(row->configuration), row->plan);
         !flaw.empty()) {
       plan_flaw_ = flaw;

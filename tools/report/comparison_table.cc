@@ -298,6 +298,13 @@ Table TableOf(const ComparedColumns& columns, std::span<const CompareRow> rows) 
 
 }  // namespace
 
+/// True if a row has more stages than the costs list, and they list unlike ones.
+bool CutsUnlikeStages(const CostModel& costs, const CompareRow& row) {
+  const std::vector<StageCost>& stages = costs.stages;
+  return std::cmp_greater(row.stages, stages.size()) &&
+         std::ranges::adjacent_find(stages, std::not_equal_to()) != stages.end();
+}
+
 Table ComparisonTable(const CompareRequest& request, std::span<const CompareRow> rows, bool wide) {
   return TableOf(ComparedColumns(request, rows, wide), rows);
 }
@@ -315,7 +322,14 @@ std::string ComparisonText(const CompareRequest& request, std::span<const Compar
   if (!table.rows.empty()) text += FormatTable(table) + "\n";
   if (!rejected.empty()) text += rejected + "\n";
   text += NoteOnPairs(request, rows);
-  return text + "advice: " + AdviceLines(Advise(rows)) + "\n" + Footer(request, columns, wide);
+  const Advice advice = Advise(rows);
+  text += "advice: " + AdviceLines(advice);
+  if (advice.row != nullptr && CutsUnlikeStages(request.spec.costs, *advice.row)) {
+    text +=
+        "  Its stages are parts of the unlike stages of these costs: list layers where one cannot "
+        "be\n  cut, such as a head.\n";
+  }
+  return text + "\n" + Footer(request, columns, wide);
 }
 
 }  // namespace contraflow

@@ -80,6 +80,16 @@ class Words {
     return text;
   }
 
+  /// Says by how much a rank has less work than the busiest one; "" below a tenth of its idle time.
+  std::string LessWork(int rank, Time idle) const {
+    const std::vector<RankFigures>& ranks = explanation_.simulation.ranks;
+    const auto busiest = std::ranges::max_element(ranks, {}, &RankFigures::busy);
+    const Time less = busiest->busy - ranks[static_cast<size_t>(rank)].busy;
+    if (less * 10 < idle) return "";
+    return "It has " + Alone(less) + " less work than rank " +
+           std::to_string(busiest - ranks.begin()) + ", the busiest.\n";
+  }
+
   std::string Why(const Idle& idle, int rank) const {
     if (idle.cause == IdleCause::kStandstill && explanation_.broken != nullptr) {
       return "the rank " + DescribeStop(*explanation_.broken, rank);
@@ -300,7 +310,8 @@ std::string WriteIdle(const Explanation& explanation, int rank, bool all) {
   std::string text = name + " is idle for " + words.At(spent) + " of " +
                      words.InUnits(explanation.simulation.makespan) + " (" +
                      FormatPercent(ShareOf(explanation, spent)) +
-                     "): " + words.ByCause(explanation.ByCause(rank)) + ".\n";
+                     "): " + words.ByCause(explanation.ByCause(rank)) + ".\n" +
+                     words.LessWork(rank, spent);
   if (!all && idle.size() > kMostIdle) {
     text += "The " + std::to_string(kMostIdle) + " longest of " + std::to_string(idle.size()) +
             " idle times, the longest first (--all lists every one):\n";

@@ -85,9 +85,9 @@ std::vector<Shared> Merge(const Findings& findings) {
 std::string StandingText(const Standing& standing) {
   const std::string position =
       standing.position.empty() ? "" : standing.position + " since " + SecondsText(standing.since);
-  const std::string heard = position.empty() ? "never heard from"
-                                             : "last heard from " + SecondsText(standing.heard) +
-                                                   " before, then " + position;
+  const std::string heard =
+      position.empty() ? "never heard from"
+                       : "last heard from " + SecondsText(standing.heard) + " before, " + position;
   switch (standing.kind) {
     case Standing::Kind::kAnswered:
       return position;

@@ -49,19 +49,18 @@ TEST_SUITE("unit") {
         Gone(At("step 2, at its start", 7), Standing::Kind::kUnheard, 61.04),
         Gone({}, Standing::Kind::kUnheard, 1.0),
         {}};
-    CHECK(
-        Report(findings) ==
-        "error: rank 2 was lost: its connection closed\n"
-        "  rank 0  step 3, instruction 17 (RECV_F s1 m4 from=2), waits for rank 2 since 0.8 s\n"
-        "  rank 1  step 3, at its end since 0.0 s\n"
-        "  rank 2  lost; last heard from 0.3 s before, then step 3, instruction 12 (F s2 m1) "
-        "since 0.1 s\n"
-        "  rank 3  lost; never heard from\n"
-        "  rank 4  did not answer; last heard from 61.0 s before, then step 2, at its start since "
-        "7.0 s\n"
-        "  rank 5  did not answer; never heard from\n"
-        "  then    rank 1, instruction 3: no rank 2\n"
-        "  then    rank 0 and rank 1 were sent SIGTERM\n");
+    CHECK(Report(findings) ==
+          "error: rank 2 was lost: its connection closed\n"
+          "  rank 0  step 3, instruction 17 (RECV_F s1 m4 from=2), waits for rank 2 since 0.8 s\n"
+          "  rank 1  step 3, at its end since 0.0 s\n"
+          "  rank 2  lost; last heard from 0.3 s before, step 3, instruction 12 (F s2 m1) since "
+          "0.1 s\n"
+          "  rank 3  lost; never heard from\n"
+          "  rank 4  did not answer; last heard from 61.0 s before, step 2, at its start since "
+          "7.0 s\n"
+          "  rank 5  did not answer; never heard from\n"
+          "  then    rank 1, instruction 3: no rank 2\n"
+          "  then    rank 0 and rank 1 were sent SIGTERM\n");
   }
 
   TEST_CASE("fault report: an error names its rank once") {

@@ -47,7 +47,7 @@ TEST_CASE("planner: hostile --fix is refused in words") {
     CAPTURE(text);
     CHECK_THROWS_WITH_AS(ParseFixed(text), message, Error);
   };
-  const std::string known = "; known are tp, cp, ep, etp, pp, dp, micro-batch, zero";
+  const std::string known = "; known are tp, cp, ep, etp, pp, vpp, dp, micro-batch, zero";
   refused("", ("`fix`: there is no \"\"" + known).c_str());
   refused("tp=8,", ("`fix`: there is no \"\"" + known).c_str());
   refused("TP=8", ("`fix`: there is no \"TP\"" + known).c_str());

@@ -110,6 +110,9 @@ Plan Whole(Plan order) {
   return order;
 }
 
+/// False for Megatron-LM, whose backward begins with the forward that runs again.
+bool MovesRecompute(const Spec& spec) { return spec.target != Target::kMegatron; }
+
 /// Different compute orders of one spec.
 struct Orders {
   std::vector<Plan> plans;
@@ -258,8 +261,10 @@ class Variants {
     if (limit_.Fits(run)) {
       std::optional<int64_t> most = spec_.memory_limit;
       if (!most && room_ == Room::kAny) most = std::numeric_limits<int64_t>::max();
-      plan = HoistRecompute(std::move(plan), costs, most);
-      run = Simulate(plan, costs, Keep::kFigures);
+      if (MovesRecompute(spec_)) {
+        plan = HoistRecompute(std::move(plan), costs, most);
+        run = Simulate(plan, costs, Keep::kFigures);
+      }
       if (longer(run.makespan)) return std::nullopt;
       const Time step = LongerThanOrder(costs, spec_.search)
                             ? StepTime(plan, costs, spec_.memory_limit, spec_.search, work_)
@@ -373,7 +378,8 @@ Plan RecomputeOrder(const Plan& order, const Spec& spec, Room room, Grain grain)
   const std::vector<RecomputedStage> stages = StagesToRecompute(order, spec, grain);
   std::optional<int64_t> most = spec.memory_limit;
   if (!most && room == Room::kAny) most = std::numeric_limits<int64_t>::max();
-  return HoistRecompute(RecomputeStages(order, stages), spec.costs, most);
+  Plan plan = RecomputeStages(order, stages);
+  return MovesRecompute(spec) ? HoistRecompute(std::move(plan), spec.costs, most) : plan;
 }
 
 Plan GenerateOrder(const Schedule& schedule, const Spec& spec) {

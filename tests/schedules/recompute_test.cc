@@ -291,6 +291,43 @@ TEST_SUITE("unit") {
     CHECK(after.makespan == 14 * kOne);
     CHECK(after.ranks[0].peak_bytes == 200);
   }
+
+  TEST_CASE("recompute: for Megatron-LM each R is directly before its backward") {
+    // Counts the R that stand elsewhere.
+    const auto apart = [](const Plan& plan) {
+      size_t count = 0;
+      for (const Program& program : plan.programs) {
+        for (size_t at = 0; at + 1 < program.size(); ++at) {
+          if (program[at].op != Op::R) continue;
+          const Instruction& next = program[at + 1];
+          count += !HasBackward(next.op) || BackMicrobatch(next) != program[at].microbatch ||
+                   BackStage(next) != program[at].stage;
+        }
+      }
+      return count;
+    };
+    std::mt19937_64 random(7);
+    size_t of_any = 0;
+    for (int i = 0; i < 20; ++i) {
+      const char* const schedule = i % 2 == 0 ? "1f1b" : "interleaved-1f1b";
+      CostModel costs = CostsWith(100, 40, 10);
+      costs.stages.resize(i % 2 == 0 ? 4 : 8, costs.stages[0]);
+      for (StageCost& stage : costs.stages) {
+        stage.f = static_cast<Time>(1 + random() % 4) * kOne;
+        stage.b = stage.w = static_cast<Time>(1 + random() % 4) * kOne;
+        stage.bw = stage.b + stage.w;
+        stage.fb = stage.f + stage.bw;
+      }
+      Spec spec = MakeSpec(schedule, 4, 8, costs);
+      spec.recompute.choice = Recompute::Choice::kFull;
+      spec.memory_limit = 100000;
+      of_any += apart(GeneratePlan(spec));
+      spec.target = Target::kMegatron;
+      CAPTURE(i);
+      CHECK(apart(GeneratePlan(spec)) == 0);
+    }
+    CHECK(of_any > 0);
+  }
 }
 
 TEST_SUITE("property") {

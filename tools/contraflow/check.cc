@@ -208,7 +208,8 @@ std::function<int()> AddCheck(CLI::App* app) {
                   "gradients, optimizer state and messages")
       ->type_name("BYTES");
   app->add_option("--max-memory", options->max_memory,
-                  "most activations of a rank, as a multiple of the peak of 1F1B")
+                  "most activations of a rank, as a multiple of the peak of 1F1B in the\nplan's "
+                  "own partition")
       ->type_name("Nx");
   AddFlag(app, "--formula", &limits->formula,
           "require every rank's bubble to equal the published formula");

@@ -159,11 +159,24 @@ TEST_SUITE("unit") {
     CHECK(block.at("--recompute-granularity") == "full");
     CHECK(block.at("--recompute-method") == "block");
     CHECK(block.at("--recompute-num-layers") == "1");
+    // The last stage has one layer, beside the head: its first two are all.
+    const auto fewer = [](const char* stages, std::initializer_list<int> layers) {
+      CostModel costs = UniformCosts(1, 1, 1);
+      for (const int count : layers) costs.shares.emplace_back(static_cast<size_t>(count));
+      costs.stages.resize(layers.size(), costs.stages[0]);
+      Spec spec = MakeSpec("1f1b", 4, 8, costs);
+      spec.recompute = ParseRecompute("layers=2");
+      Plan plan = GeneratePlan(spec);
+      plan.costs = costs;
+      return WriteMegatronLayout(plan, stages);
+    };
+    CHECK(Arguments(fewer("Ettt|ttt|ttt|ttL", {3, 3, 3, 2})).at("--recompute-num-layers") == "2");
+    CHECK(Arguments(fewer("Ettt|ttt|ttt|tL", {3, 3, 3, 1})).at("--recompute-num-layers") == "2");
     CHECK(Failure([&] { of("layers=1:0,1", 2); }) ==
           "the plan recomputes some of its stages only, which Megatron-LM cannot say of stages; "
           "recompute all of them or none");
     CHECK(Failure([&] { of("layers=1,1,2,1", 3); }) ==
-          "the plan recomputes the first 2 layers of stages, and what is written for Megatron-LM "
+          "the plan recomputes the first layer of stages, and what is written for Megatron-LM "
           "recomputes whole stages, or as many layers of each; compile it with `recompute` full, "
           "layers=N or none");
     CHECK(Failure([&] { of("layers=2", 3); }) ==

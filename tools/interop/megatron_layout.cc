@@ -99,8 +99,9 @@ int CheckInterleaved(const Plan& plan, const std::vector<Program>& order, Spec s
   return round;
 }
 
-/// Returns the recomputed part of every chunk, none if nothing is recomputed. Throws if only some
-/// chunks are, or if no argument says it.
+/// Returns the recomputed part of every chunk, none if nothing is recomputed. With a number of
+/// layers, stages that have no more of them are recomputed whole. Throws if only some chunks are
+/// recomputed, or if no argument says it.
 std::optional<RecomputeExtent> Recomputes(const Plan& plan) {
   int64_t count = 0;
   for (const Program& program : plan.programs) {
@@ -114,9 +115,11 @@ std::optional<RecomputeExtent> Recomputes(const Plan& plan) {
         "recompute all of them or none");
   }
   const RecomputedCells cells(plan);
-  const RecomputeExtent first = cells.extent(0);
-  for (const RecomputeExtent& extent : cells.extents()) {
-    if (extent.part == RecomputePart::kFull && extent == first) continue;
+  const std::vector<RecomputeExtent>& extents = cells.extents();
+  const RecomputeExtent first = std::ranges::max(extents, {}, &RecomputeExtent::layers);
+  for (const RecomputeExtent& extent : extents) {
+    const bool full = extent.part == RecomputePart::kFull;
+    if (full && (extent.layers == 0 || extent == first)) continue;
     throw Error("the plan recomputes " + ToString(extent) +
                 " of stages, and what is written for Megatron-LM recomputes whole stages, or as "
                 "many layers of each; compile it with `recompute` full, layers=N or none");
@@ -144,11 +147,17 @@ int64_t CountOf(const LayerLayout& layout, char letter) {
 /// Counts the transformer layers of each stage that run again, as Megatron-LM does, for the first
 /// `count` layers of the costs. Throws Error if stages differ.
 int64_t TransformerLayers(const Plan& plan, const LayerLayout& layout, int count) {
+  const RecomputedCells cells(plan);
   std::optional<int64_t> of_all;
+  int64_t of_whole = 0;  // most of a stage that is recomputed whole
   for (size_t s = 0; s < layout.size(); ++s) {
     const std::string& letters = layout[s];
     const int known = plan.costs ? plan.costs->LayersIn(static_cast<int>(s)) : 0;
     const auto transformers = std::count(letters.begin(), letters.end(), 't');
+    if (cells.extent(static_cast<int>(s)).layers == 0) {
+      of_whole = std::max<int64_t>(of_whole, transformers);
+      continue;
+    }
     // The costs list all layers of a stage, or its transformer layers alone.
     const bool all = std::cmp_equal(known, letters.size());
     const auto end = letters.begin() + std::min<ptrdiff_t>(count, std::ssize(letters));
@@ -162,6 +171,12 @@ int64_t TransformerLayers(const Plan& plan, const LayerLayout& layout, int count
                 "Megatron-LM counts transformer layers, which must be as many of each stage, and " +
                 "stage " + std::to_string(s) + " is " + letters +
                 "; compile it with `recompute` full or none");
+  }
+  if (of_all && of_whole > *of_all) {
+    throw Error("the plan recomputes " + std::to_string(of_whole) +
+                " transformer layers of one stage and the first " + std::to_string(*of_all) +
+                " of another; Megatron-LM recomputes as many of each; compile it with `recompute` "
+                "full or none");
   }
   return of_all.value_or(count);
 }

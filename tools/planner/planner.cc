@@ -333,6 +333,8 @@ class PlanSearch {
         bool made = Compiled(candidate.estimate, &row);
         if (!made && !tight) {
           row.recompute = whole ? "full" : "auto";
+          // R then stays inside the backward.
+          if (request_.framework == Framework::kMegatron) row.target = "megatron";
           made = Compiled(candidate.estimate, &row);
         }
         if (made && (!best || row.step < best->step)) best = std::move(row);

@@ -60,13 +60,6 @@ ShownPlan ShowPlan(const std::string& path) {
 
 namespace {
 
-PlanFigures WorkOf(const ShownPlan& shown) {
-  PlanFigures figures{
-      .unit = shown.costs.unit, .components = shown.plan.layers > 0, .stages = shown.plan.stages};
-  for (const RankFigures& rank : shown.report->simulation.ranks) figures.work += rank.busy;
-  return figures;
-}
-
 PagePlan OnPage(const ShownPlan& shown) {
   if (shown.report) return PageOf(shown.plan, shown.costs, *shown.report, shown.name);
   return {.plan = &shown.plan,
@@ -80,7 +73,10 @@ PagePlan OnPage(const ShownPlan& shown) {
 
 bool SayUnlikeWork(const ShownPlan& first, const ShownPlan& other) {
   if (!first.report || !other.report) return false;
-  const std::string note = UnlikeWork(first.name, WorkOf(first), other.name, WorkOf(other));
+  const auto figures = [](const ShownPlan& shown) {
+    return FiguresOf(shown.plan, shown.costs.unit, shown.report->simulation);
+  };
+  const std::string note = UnlikeWork(first.name, figures(first), other.name, figures(other));
   if (!note.empty()) Say("contraflow: note: " + note);
   return !note.empty();
 }

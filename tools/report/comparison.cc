@@ -99,6 +99,10 @@ std::string AdviceLines(const Advice& advice) {
          ".\n";
 }
 
+bool ListsUnlikeStages(const CostModel& costs) {
+  return std::ranges::adjacent_find(costs.stages, std::not_equal_to()) != costs.stages.end();
+}
+
 std::string ComparedHead(const CompareRequest& request, bool costs_given, bool one) {
   const Spec& spec = request.spec;
   std::string text = DescribeDevices(spec.ranks, KnownParallel(spec), spec.data_parallel);
@@ -108,8 +112,7 @@ std::string ComparedHead(const CompareRequest& request, bool costs_given, bool o
     if (one) text += ", " + FormatCount(request.samples) + " a micro-batch";
   }
   text += "\n" + DescribeCostsUsed(spec.costs, costs_given) + "\n";
-  if (std::ranges::adjacent_find(spec.costs.stages, std::not_equal_to()) !=
-      spec.costs.stages.end()) {
+  if (ListsUnlikeStages(spec.costs)) {
     text +=
         "stages: a schedule with more of them cuts each of these into equal parts; list layers "
         "where\n"

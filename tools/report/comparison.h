@@ -27,6 +27,9 @@ std::string FormatMultiple(double value);
 /// The advice in one line or, with a schedule to take, two.
 std::string AdviceLines(const Advice& advice);
 
+/// True where the costs list stages that differ.
+bool ListsUnlikeStages(const CostModel& costs);
+
 /// Size, costs and memory, a line each; the number of micro-batches where all rows have `one`.
 std::string ComparedHead(const CompareRequest& request, bool costs_given, bool one);
 

@@ -298,13 +298,6 @@ Table TableOf(const ComparedColumns& columns, std::span<const CompareRow> rows) 
 
 }  // namespace
 
-/// True if a row has more stages than the costs list, and they list unlike ones.
-bool CutsUnlikeStages(const CostModel& costs, const CompareRow& row) {
-  const std::vector<StageCost>& stages = costs.stages;
-  return std::cmp_greater(row.stages, stages.size()) &&
-         std::ranges::adjacent_find(stages, std::not_equal_to()) != stages.end();
-}
-
 Table ComparisonTable(const CompareRequest& request, std::span<const CompareRow> rows, bool wide) {
   return TableOf(ComparedColumns(request, rows, wide), rows);
 }
@@ -324,7 +317,9 @@ std::string ComparisonText(const CompareRequest& request, std::span<const Compar
   text += NoteOnPairs(request, rows);
   const Advice advice = Advise(rows);
   text += "advice: " + AdviceLines(advice);
-  if (advice.row != nullptr && CutsUnlikeStages(request.spec.costs, *advice.row)) {
+  const CostModel& costs = request.spec.costs;
+  if (advice.row != nullptr && std::cmp_greater(advice.row->stages, costs.stages.size()) &&
+      ListsUnlikeStages(costs)) {
     text +=
         "  Its stages are parts of the unlike stages of these costs: list layers where one cannot "
         "be\n  cut, such as a head.\n";

@@ -21,17 +21,7 @@ constexpr double kUnlikeWork = 1.5;
 std::optional<PlanFigures> FiguresOf(const Plan& plan) {
   if (!Verify(plan).empty()) return std::nullopt;
   const CostModel costs = CostsForPlan({}, plan);
-  const Simulation run = Simulate(plan, costs, Keep::kFigures);
-  PlanFigures figures{.unit = costs.unit,
-                      .components = plan.layers > 0,
-                      .makespan = run.makespan,
-                      .bubble_ratio = run.bubble_ratio(),
-                      .stages = plan.stages};
-  for (const RankFigures& rank : run.ranks) {
-    figures.work += rank.busy;
-    figures.activations = std::max(figures.activations, rank.peak_activations);
-    figures.bytes = std::max(figures.bytes, rank.peak_bytes);
-  }
+  PlanFigures figures = FiguresOf(plan, costs.unit, Simulate(plan, costs, Keep::kFigures));
   if (!costs.memory) return figures;
   for (const MemoryFigures& rank : MemoryOf(plan, costs)) {
     figures.total = std::max(figures.total, rank.total());
@@ -90,6 +80,20 @@ std::string FiguresTable(const std::optional<PlanFigures>& was,
 }
 
 }  // namespace
+
+PlanFigures FiguresOf(const Plan& plan, Unit unit, const Simulation& run) {
+  PlanFigures figures{.unit = unit,
+                      .components = plan.layers > 0,
+                      .makespan = run.makespan,
+                      .bubble_ratio = run.bubble_ratio(),
+                      .stages = plan.stages};
+  for (const RankFigures& rank : run.ranks) {
+    figures.work += rank.busy;
+    figures.activations = std::max(figures.activations, rank.peak_activations);
+    figures.bytes = std::max(figures.bytes, rank.peak_bytes);
+  }
+  return figures;
+}
 
 std::string UnlikeWork(const std::string& was_name, const PlanFigures& was,
                        const std::string& is_name, const PlanFigures& is) {

@@ -7,6 +7,7 @@
 
 #include "compiler/files/json.h"
 #include "compiler/plan/plan.h"
+#include "compiler/simulate/simulate.h"
 
 namespace contraflow {
 
@@ -21,6 +22,9 @@ struct PlanFigures {
   int stages = 0;
   Time work = 0;  ///< busy time of all compute lanes
 };
+
+/// Figures of a simulated plan, without its total bytes.
+PlanFigures FiguresOf(const Plan& plan, Unit unit, const Simulation& run);
 
 /// Says that the second plan computes longer or shorter since it has another number of stages, each
 /// with the same costs; "" if their work is alike.

@@ -29,7 +29,7 @@ class Copies:
     def check_parameters(self) -> None:
         """Raises ValueError where an earlier process has other parameters for a stage."""
         for s, module in self._stages.items():
-            if is_sharded(module) or any(is_sharded(part) for part in module.modules()):
+            if any(is_sharded(part) for part in module.modules()):
                 continue
             mine = [_sums(p) for p in module.parameters() if p not in self._spread]
             other = _exchange(self._of_all, f"parameters/{s}", self._name, mine)

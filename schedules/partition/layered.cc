@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <map>
 #include <numeric>
 #include <optional>
 #include <string>
@@ -70,7 +71,12 @@ Partition PartitionOf(const Schedule& schedule, const Spec& spec, const Plan& fr
     }
     return result;
   };
-  const auto judge = [&](const Partition& partition) { return worth(partition, false); };
+  std::map<Partition, PartitionWorth> known;
+  const auto judge = [&](const Partition& partition) {
+    const auto [at, unknown] = known.try_emplace(partition);
+    if (unknown) at->second = worth(partition, false);
+    return at->second;
+  };
   // An order that is made anew for each partition takes far longer than a bound on all orders.
   PartitionJudge least;
   if (schedule.heeds_costs) {
@@ -88,37 +94,36 @@ Partition PartitionOf(const Schedule& schedule, const Spec& spec, const Plan& fr
   const Partition balanced = BalancedPartition(quick, layers, frame, judge(starts.front()).step);
   if (!balanced.empty() && std::ranges::count(starts, balanced) == 0) starts.push_back(balanced);
   const PartitionJudge last = [&](const Partition& partition) {
-    return worth(partition, spec.search.components);
+    return spec.search.components ? worth(partition, true) : judge(partition);
   };
   const PartitionChoice choice = ChoiceOf(spec);
-  Partition best = choice.layers.empty()
-                       ? BestFrom(starts, judge, MostJudged(spec, stages), last, least)
-                       : choice.layers;
+  const int64_t most = MostJudged(spec, stages, schedule.heeds_costs);
+  Partition best =
+      choice.layers.empty() ? BestFrom(starts, judge, most, last, least) : choice.layers;
   const PartitionWorth found = judge(best);
   if (!CountsBytes(spec.costs)) return best;
   if (found.excess <= 0) {
     const bool plain = spec.recompute.choice == Recompute::Choice::kNone &&
                        spec.offload.choice == Offload::Choice::kNone;
     if (!plain || !order) return best;
-    const auto most = [&](Time step) {
+    const auto longest = [&](Time step) {
       return static_cast<Time>(static_cast<double>(step) * choice.longer);
     };
-    // In place of the excess, the bytes of the fullest rank.
+    // In place of the excess, the bytes of the fullest rank, by the partition's own order.
     const PartitionJudge held = [&](const Partition& partition) {
-      PartitionWorth result = judge(partition);
-      if (result.excess > 0 || result.step > most(found.step)) return kImpossible;
+      PartitionWorth result = worth(partition, false);
+      if (result.excess > 0 || result.step > longest(found.step)) return kImpossible;
       const CostModel costs = StagedChunks(spec, frame, layers, partition).costs;
       result.excess = std::ranges::max(TotalOfRanks(*order, costs));
       return result;
     };
     starts.push_back(best);
-    Partition lightest = BestFrom(starts, held, MostJudged(spec, stages) / kLightestShare, held);
-    return last(lightest).step <= most(last(best).step) ? lightest : best;
+    Partition lightest = BestFrom(starts, held, most / kLightestShare, held);
+    return last(lightest).step <= longest(last(best).step) ? lightest : best;
   }
   Partition min_memory = MinMemoryPartition(spec, frame, layers).partition;
   if (judge(min_memory) >= found) return best;
-  return ImprovePartition(std::move(min_memory), judge, MostJudged(spec, stages) / kMinMemoryShare,
-                          least);
+  return ImprovePartition(std::move(min_memory), judge, most / kMinMemoryShare, least);
 }
 
 Plan FromPublished(const Schedule& schedule, const Spec& spec, const SearchControl& control) {

@@ -71,6 +71,8 @@ struct PlanRequest {
   /// Value of --overlap of `compile`: Megatron-LM hides all-to-alls in F&B pairs alone; "": as
   /// far as the plan can.
   std::string overlap() const { return framework == Framework::kMegatron ? "published" : ""; }
+  /// True if the framework recomputes all of its stages or none.
+  bool recomputes_all() const { return framework != Framework::kAny; }
   /// Setup of the costs of a configuration; points into this request.
   CostSetup SetupOf(const Configuration& configuration) const;
   /// Run of the framework with a configuration.

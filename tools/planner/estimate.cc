@@ -18,13 +18,14 @@ constexpr double kExposed = 0.3, kFill = 0.5;
 struct LayerTimes {
   Time compute = 0;     ///< of the compute lane
   Time chain = 0;       ///< of forward and input gradient on the compute lane
+  Time forward = 0;     ///< of the forward on the compute lane
   Time all_to_all = 0;  ///< of the other lane
 };
 
 LayerTimes TimesOf(const LayerCost& layer) {
   if (!layer.moe) {
     const StageCost& cost = layer.cost;
-    return {.compute = cost.f + cost.b + cost.w, .chain = cost.f + cost.b};
+    return {.compute = cost.f + cost.b + cost.w, .chain = cost.f + cost.b, .forward = cost.f};
   }
   const MoeCost& moe = *layer.moe;
   LayerTimes times;
@@ -34,6 +35,7 @@ LayerTimes TimesOf(const LayerCost& layer) {
     const bool compute = WorkOf(component.op) != Work::kAllToAll;
     (compute ? times.compute : times.all_to_all) += time;
     if (compute && !weight) times.chain += time;
+    if (component.op == Op::MLP_F || component.op == Op::ATTN_F) times.forward += time;
   }
   return times;
 }
@@ -98,25 +100,36 @@ Estimate PlannerCosts::EstimateOf(const Configuration& configuration) {
   const Copies copies = CopiesOf(configuration.parallel(), configuration.replicas());
   LayerTimes sum;
   Time longest = 0;
-  double updates = 0, state = 0, activations = 0;
+  double updates = 0, state = 0, activations = 0, inputs = 0;
   for (const LayerCost& layer : costs.layers) {
     const LayerTimes times = TimesOf(layer);
     sum.compute += times.compute * layer.repeat;
     sum.chain += times.chain * layer.repeat;
+    sum.forward += times.forward * layer.repeat;
     sum.all_to_all += times.all_to_all * layer.repeat;
     longest = std::max(longest, times.compute);
     updates += layer.repeat * UpdateOf(layer, configuration, copies);
     state += layer.repeat * StateOf(layer, configuration, copies);
     activations += static_cast<double>(layer.activation_bytes) * layer.repeat;
+    inputs += static_cast<double>(std::min(layer.output_bytes, layer.activation_bytes)) * layer.repeat;
   }
   const Time pp = configuration.pp, m = configuration.microbatches;
   // Two routes have each layer on two ranks.
   const Time share = std::max(m * sum.compute / pp, m * longest / 2);
   const auto ranks = static_cast<double>(pp);
+  // Share of the layers that run again so that 1F1B fits; more than 1 where it never does.
+  const double held = static_cast<double>(std::min(pp, m)) / ranks;
+  const double room = static_cast<double>(request_.gpu.memory - request_.workspace) - state / ranks;
+  const double lacks = held * activations - room;
+  double again = lacks > 0 ? lacks / std::max(1.0, held * (activations - inputs)) : 0;
+  if (again > 0 && request_.recomputes_all()) again = std::max(again, 1.0);
   const auto guess = [&](double exposed) {
-    const double serial =
-        static_cast<double>(sum.compute) + exposed * static_cast<double>(sum.all_to_all);
-    const double busy = std::max(serial / ranks, static_cast<double>(longest));
+    const auto serial = [&](Time compute, Time all_to_all) {
+      return static_cast<double>(compute) + exposed * static_cast<double>(all_to_all);
+    };
+    const double all = serial(sum.compute, sum.all_to_all) +
+                       again * serial(sum.forward, sum.all_to_all / 2);
+    const double busy = std::max(all / ranks, static_cast<double>(longest));
     return static_cast<Time>(busy * (static_cast<double>(m) + kFill * (ranks - 1)) +
                              updates / ranks);
   };

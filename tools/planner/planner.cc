@@ -311,8 +311,7 @@ class PlanSearch {
   /// The shortest of the schedules and, where memory is tight, with and without recompute.
   std::optional<PlannerRow> BestOf(const Candidate& candidate,
                                    const std::vector<std::string>& schedules, int64_t budget) {
-    // Frameworks recompute whole stages or none.
-    const bool whole = request_.framework != Framework::kAny;
+    const bool whole = request_.recomputes_all();
     const bool tight = !whole && candidate.estimate.Tight(candidate.configuration, memory());
     flawed_ = false;
     std::optional<PlannerRow> best;

@@ -34,6 +34,8 @@ constexpr int64_t kMostOver = 3;
 /// Rows that are searched to the end, if fewer are asked for, too: `top` changes no row.
 constexpr size_t kSearchedRows = 5;
 
+/// Activations up to which a searched schedule may gain by recompute, as a multiple of 1F1B's.
+constexpr double kHeldBySearched = 1.5;
 /// Activations of combined 1F1B with two stages a rank, as a multiple of 1F1B's.
 constexpr double kHeldByPairs = 1.5;
 /// Share of the work after which a compilation ends that does not fit.
@@ -312,7 +314,8 @@ class PlanSearch {
   std::optional<PlannerRow> BestOf(const Candidate& candidate,
                                    const std::vector<std::string>& schedules, int64_t budget) {
     const bool whole = request_.recomputes_all();
-    const bool tight = !whole && candidate.estimate.Tight(candidate.configuration, memory());
+    const double times = deep_ && searches() ? kHeldBySearched : 1;
+    const bool tight = !whole && candidate.estimate.Tight(candidate.configuration, memory(), times);
     flawed_ = false;
     std::optional<PlannerRow> best;
     for (const std::string& schedule : schedules) {

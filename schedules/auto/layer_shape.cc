@@ -116,7 +116,7 @@ class LayerShape : public Shape {
     work_ = work;
     incumbent_ = incumbent;
     const FirstOrder look = FirstLook(of_, frame_, &layers_, &judged_, work);
-    if (look.order && look.worth.excess <= 0 && !HoldsLess()) OfferFirstOrder(look);
+    if (look.order && look.worth.excess <= 0) OfferFirstOrder(look);
     return {look.worth.excess, look.worth.step};
   }
 

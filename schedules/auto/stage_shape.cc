@@ -12,6 +12,7 @@
 #include "compiler/plan/memory_limit.h"
 #include "compiler/simulate/simulate.h"
 #include "schedules/auto/shape.h"
+#include "schedules/partition/promising.h"
 #include "schedules/partition/staged.h"
 #include "schedules/published/placement.h"
 #include "schedules/recompute/recompute.h"
@@ -56,6 +57,13 @@ class StageShape : public Shape {
       free_.reset();
     }
     return Offer(*search_, work, incumbent) && open_;
+  }
+
+  Worth Look(SearchWork* work, Incumbent* /*incumbent*/) override {
+    // Shapes of costs of stages run in their order.
+    if (candidate_.spec.costs.partition.empty()) return {};
+    const PartitionWorth worth = LookAt(candidate_, work);
+    return {worth.excess, worth.step};
   }
 
   int64_t instructions() const override { return InstructionsOf(candidate_.frame); }

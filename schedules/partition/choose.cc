@@ -18,6 +18,8 @@ namespace {
 constexpr Time kUnreached = std::numeric_limits<Time>::max();
 /// Steps of the exact method up to which it is worth its time.
 constexpr int64_t kMostSteps = 50'000'000;
+/// Quick lower bounds that take as long as the judgement that one does not spare.
+constexpr int64_t kLeastEach = 3;
 
 /// The same for each of several stages of a rank: what comes before the first of them and after
 /// the last, and the work of all.
@@ -197,7 +199,10 @@ Partition ImprovePartition(Partition partition, const PartitionJudge& judge, int
             Partition moved = partition;
             --moved[from];
             ++moved[to];
-            if (least && least(moved) >= worth) break;
+            if (least) {
+              if (least(moved) >= worth) break;
+              most -= kLeastEach;
+            }
             const PartitionWorth then = judge(moved);
             if (then >= worth) break;
             worth = then;

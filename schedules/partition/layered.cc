@@ -97,7 +97,7 @@ Partition PartitionOf(const Schedule& schedule, const Spec& spec, const Plan& fr
     return spec.search.components ? worth(partition, true) : judge(partition);
   };
   const PartitionChoice choice = ChoiceOf(spec);
-  const int64_t most = MostJudged(spec, stages, schedule.heeds_costs);
+  const int64_t most = MostJudged(spec, stages);
   Partition best =
       choice.layers.empty() ? BestFrom(starts, judge, most, last, least) : choice.layers;
   const PartitionWorth found = judge(best);

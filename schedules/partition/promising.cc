@@ -1,6 +1,7 @@
 #include "schedules/partition/promising.h"
 
 #include <algorithm>
+#include <limits>
 #include <optional>
 #include <utility>
 
@@ -21,6 +22,8 @@ constexpr int64_t kJudgedShare = 8;
 constexpr int64_t kFewestJudged = 8;
 /// Orders that one takes as long as to evaluate that is made and simulated, and a bound.
 constexpr int64_t kOrdersJudged = 3, kOrdersBounded = 2;
+/// Share of a step that its forwards take, about: they run again with recompute.
+constexpr double kForward = 1.0 / 3;
 /// Maximum number of partitions whose bound is proven.
 constexpr int64_t kMostBounds = 300;
 /// Number of orders with pairs that judge a partition.
@@ -43,45 +46,83 @@ std::optional<Plan> PairedOrder(const Candidate& candidate) {
   return plan;
 }
 
+/// Worth of the best published order of a candidate, which becomes `order`.
+PartitionWorth BestPublished(const Candidate& candidate, SearchWork* work,
+                             std::optional<Plan>* order) {
+  PartitionWorth best = kImpossible;
+  std::vector<Plan> orders = PublishedOrders(candidate);
+  if (std::optional<Plan> plan = PairedOrder(candidate)) orders.push_back(std::move(*plan));
+  work->Spend(static_cast<int64_t>(orders.size()) * kOrdersJudged *
+              InstructionsOf(candidate.frame));
+  for (Plan& plan : orders) {
+    const PartitionWorth worth = WorthOf(plan, candidate.spec);
+    if (worth >= best) continue;
+    best = worth;
+    if (order != nullptr) *order = std::move(plan);
+  }
+  return best;
+}
+
 /// Worth of the best published order on a partition, which becomes `order` the first time.
 PartitionWorth ByPublished(const Spec& of, const Plan& frame, LayerStages* layers,
                            const Partition& partition, Judged* judged, SearchWork* work,
                            std::optional<Plan>* order = nullptr) {
   const auto judge = [&](const Partition& one) {
-    const Spec spec = StagedChunks(of, frame, layers, one);
-    const std::vector<Candidate> candidates = CandidatesOf(spec);
-    if (candidates.empty()) return kImpossible;
-    PartitionWorth best = kImpossible;
-    std::vector<Plan> orders = PublishedOrders(candidates.front());
-    if (std::optional<Plan> plan = PairedOrder(candidates.front())) {
-      orders.push_back(std::move(*plan));
-    }
-    for (Plan& plan : orders) {
-      const PartitionWorth worth = WorthOf(plan, spec);
-      if (worth >= best) continue;
-      best = worth;
-      if (order != nullptr) *order = std::move(plan);
-    }
-    work->Spend(static_cast<int64_t>(orders.size()) * kOrdersJudged * InstructionsOf(frame));
-    return best;
+    const std::vector<Candidate> candidates = CandidatesOf(StagedChunks(of, frame, layers, one));
+    return candidates.empty() ? kImpossible : BestPublished(candidates.front(), work, order);
   };
   return Judged::Once(&judged->published, partition, judge);
 }
 
+bool HoldsLess(const Spec& spec) {
+  return spec.recompute.choice != Recompute::Choice::kNone ||
+         spec.offload.choice != Offload::Choice::kNone;
+}
+
+/// Bytes, or activations, that a rank may hold.
+int64_t MostOf(const Spec& spec) {
+  const std::vector<int64_t> devices = DevicesOf(spec);
+  if (!devices.empty()) return std::ranges::max(devices);
+  return spec.memory_limit.value_or(std::numeric_limits<int64_t>::max());
+}
+
 }  // namespace
+
+PartitionWorth LookAt(const Candidate& candidate, SearchWork* work) {
+  Candidate free = candidate;
+  free.spec.recompute = {};
+  free.spec.offload = {};
+  const Spec limited = free.spec;
+  if (HoldsLess(candidate.spec)) {
+    free.spec.memory_limit.reset();
+    free.spec.device_memory.reset();
+    for (RankCost& rank : free.spec.costs.ranks) rank.memory_bytes.reset();
+  }
+  std::optional<Plan> order;
+  PartitionWorth worth = BestPublished(free, work, &order);
+  if (!order || !HoldsLess(candidate.spec)) return worth;
+  const int64_t excess = WorthOf(*order, limited).excess;
+  // The order fits as it is, so the shape that recomputes no cell is as good.
+  if (excess <= 0) return {std::numeric_limits<int64_t>::max(), worth.step, worth.largest};
+  const auto over = static_cast<double>(excess);
+  const double share = over / (over + static_cast<double>(MostOf(candidate.spec)));
+  worth.step += static_cast<Time>(share * kForward * static_cast<double>(worth.step));
+  // After the shapes whose orders fit as they are, before those whose orders do not.
+  worth.excess = std::max<int64_t>(1, WorthOf(*order, candidate.spec).excess);
+  return worth;
+}
 
 FirstOrder FirstLook(const Spec& of, const Plan& frame, LayerStages* layers, Judged* judged,
                      SearchWork* work) {
   FirstOrder look;
   look.partition = StartingPartitions(*layers, frame, of.costs).front();
-  // Its full memory says more about an order than the least that it could do with.
-  Spec plain = of;
-  plain.recompute = {};
-  plain.offload = {};
-  Judged other;
-  const bool same = plain == of;
-  look.worth =
-      ByPublished(plain, frame, layers, look.partition, same ? judged : &other, work, &look.order);
+  if (!HoldsLess(of)) {
+    look.worth = ByPublished(of, frame, layers, look.partition, judged, work, &look.order);
+    return look;
+  }
+  const std::vector<Candidate> candidates =
+      CandidatesOf(StagedChunks(of, frame, layers, look.partition));
+  look.worth = candidates.empty() ? kImpossible : LookAt(candidates.front(), work);
   return look;
 }
 

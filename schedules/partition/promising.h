@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "schedules/partition/partition.h"
+#include "schedules/search/candidates.h"
 #include "schedules/search/work.h"
 
 namespace contraflow {
@@ -32,8 +33,13 @@ struct Judged {
 struct FirstOrder {
   Partition partition;
   PartitionWorth worth;
-  std::optional<Plan> order;  ///< nothing where there is none, or the look is not the first
+  /// Unset where there is none, the look is not the first, or cells may run again.
+  std::optional<Plan> order;
 };
+
+/// Worth of the best published order of a candidate. If something may run again or go to the host,
+/// that is the shortest one, with an excess of 1 and the time that its excess takes to run again.
+PartitionWorth LookAt(const Candidate& candidate, SearchWork* work);
 
 /// Look at the first partition that would be tried.
 FirstOrder FirstLook(const Spec& of, const Plan& frame, LayerStages* layers, Judged* judged,

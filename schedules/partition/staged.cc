@@ -18,8 +18,6 @@ namespace {
 
 /// Instructions that may be simulated to improve one partition, about.
 constexpr int64_t kMostSimulated = 1'000'000;
-/// Instructions that are simulated in the time in which one is placed anew.
-constexpr int64_t kSimulatedAnew = 4;
 
 /// Least need of each rank whatever is recomputed or offloaded, which is chosen later and may make
 /// it fit: all that is fixed, and room for one activation.
@@ -121,11 +119,10 @@ PartitionWorth WorthOf(const Plan& plan, const Spec& staged) {
 
 int64_t InstructionsOf(const Plan& frame) { return int64_t{3} * frame.stages * frame.microbatches; }
 
-int64_t MostJudged(const Spec& spec, int stages, bool anew) {
+int64_t MostJudged(const Spec& spec, int stages) {
   int64_t instructions = int64_t{3} * stages * spec.microbatches;
   // Recompute is chosen for each again.
   if (spec.recompute.choice != Recompute::Choice::kNone) instructions *= 2;
-  if (anew) instructions *= kSimulatedAnew;
   return std::max<int64_t>(1, kMostSimulated / instructions);
 }
 

@@ -49,9 +49,8 @@ PartitionWorth WorthOf(const Plan& plan, const Spec& staged);
 /// Forwards, backwards and weight gradients of a step.
 int64_t InstructionsOf(const Plan& frame);
 
-/// How many partitions into this many stages may be judged by an order, about. `anew`: the order
-/// is made for each.
-int64_t MostJudged(const Spec& spec, int stages, bool anew);
+/// How many partitions into this many stages may be judged by an order, about.
+int64_t MostJudged(const Spec& spec, int stages);
 
 /// The starts, improved by `most` judgements together (ImprovePartition), and of these the best one
 /// by `last`.

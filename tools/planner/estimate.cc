@@ -111,7 +111,8 @@ Estimate PlannerCosts::EstimateOf(const Configuration& configuration) {
     updates += layer.repeat * UpdateOf(layer, configuration, copies);
     state += layer.repeat * StateOf(layer, configuration, copies);
     activations += static_cast<double>(layer.activation_bytes) * layer.repeat;
-    inputs += static_cast<double>(std::min(layer.output_bytes, layer.activation_bytes)) * layer.repeat;
+    inputs +=
+        static_cast<double>(std::min(layer.output_bytes, layer.activation_bytes)) * layer.repeat;
   }
   const Time pp = configuration.pp, m = configuration.microbatches;
   // Two routes have each layer on two ranks.
@@ -127,8 +128,8 @@ Estimate PlannerCosts::EstimateOf(const Configuration& configuration) {
     const auto serial = [&](Time compute, Time all_to_all) {
       return static_cast<double>(compute) + exposed * static_cast<double>(all_to_all);
     };
-    const double all = serial(sum.compute, sum.all_to_all) +
-                       again * serial(sum.forward, sum.all_to_all / 2);
+    const double all =
+        serial(sum.compute, sum.all_to_all) + again * serial(sum.forward, sum.all_to_all / 2);
     const double busy = std::max(all / ranks, static_cast<double>(longest));
     return static_cast<Time>(busy * (static_cast<double>(m) + kFill * (ranks - 1)) +
                              updates / ranks);

@@ -95,10 +95,17 @@ std::vector<std::string> AssumptionsOf(const PlanRequest& request) {
           std::string(request.optimizer->text) + "), gradients of " +
           std::to_string(request.optimizer->gradient) + "; activations as " +
           ActivationsText(request.activations)};
-  const bool fixed_zero = request.fixed.contains("zero");
+  const auto zero = request.fixed.find("zero");
+  const bool fixed_zero = zero != request.fixed.end();
   if (!fixed_zero) {
     lines.push_back(
         "ZeRO-1 where replicas share parameters: in these costs it is never longer than ZeRO-0");
+  } else if (zero->second >= 2) {
+    lines.push_back("ZeRO-" + std::to_string(zero->second) +
+                    ": gradients are summed once a step; to sum them after each micro-batch" +
+                    (zero->second == 3 ? ", and to gather parameters of more than two stages a rank"
+                                       : "") +
+                    ", takes time that is not in the step");
   }
   lines.push_back(
       "not looked at: " + std::string(fixed_zero ? "" : "ZeRO-2 and ZeRO-3 without --fix, ") +

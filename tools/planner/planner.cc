@@ -352,6 +352,12 @@ class PlanSearch {
     double search = 0;  // share of its budget that it took
     try {
       CompileRequest request = ResolveCompile(CompileFlagsOf(*row, costs_.Of(row->configuration)));
+      const Schedule& schedule = FindSchedule(row->schedule);
+      if (const std::string why = schedule.reject(request.spec); !why.empty()) {
+        schedule_flaw_ = std::string(schedule.name) + " " + why;
+        return false;
+      }
+      taken_ = true;  // unless the plan is made
       request.options.control = {
           .stop = stop_,
           .report = [&](const SearchState& state) { search = std::max(search, state.spent); },
@@ -433,6 +439,10 @@ class PlanSearch {
     if (result_.rejected.framework > 0 && result_.rejected.memory == 0) {
       throw Error(framework + "of the configurations: " + flaw_);
     }
+    if (!taken_ && !schedule_flaw_.empty()) {
+      throw Error("`only`: no configuration suits the schedules: " + schedule_flaw_ +
+                  "; give another `global_batch`, `fix` other values or name more schedules");
+    }
     if (candidates_.empty()) {
       throw Error("`gpus`: no configuration of " + std::to_string(request_.gpus) + " GPUs fits " +
                   FormatBytes(memory()) +
@@ -462,10 +472,12 @@ class PlanSearch {
   std::vector<Candidate> candidates_;
   std::vector<PlannerRow> rows_;
   PlannerResult result_;
-  bool deep_ = false;      // more stages a rank are tried
-  std::string flaw_;       // why the framework does not run a configuration
-  std::string plan_flaw_;  // reason why the framework does not run a plan
-  bool flawed_ = false;    // it does not run a plan of this configuration
+  bool deep_ = false;          // more stages a rank are tried
+  std::string flaw_;           // why the framework does not run a configuration
+  std::string plan_flaw_;      // reason why the framework does not run a plan
+  std::string schedule_flaw_;  // reason why a schedule does not take a configuration
+  bool taken_ = false;         // a schedule takes a configuration
+  bool flawed_ = false;        // it does not run a plan of this configuration
   Time best_ = INT64_MAX;
   int64_t spent_ = 0;          // of the budget
   int64_t least_ = INT64_MAX;  // bytes of parameters and their states on a GPU

@@ -41,15 +41,18 @@ constexpr double kHeldByPairs = 1.5;
 /// Share of the work after which a compilation ends that does not fit.
 constexpr double kRefused = 0.25;
 
-/// Approximate processor time of a compilation without its search, for each layer (twice with
-/// recompute) and each cell, in nanoseconds.
+/// Approximate processor time of a compilation without its search, for each layer with components,
+/// each layer without (twice with recompute) and each cell, in nanoseconds.
 struct CompileWork {
-  int64_t layer, cell;
+  int64_t moe, dense, cell;
 };
-constexpr CompileWork kOneStage = {3'000'000, 12'000};    // a stage a rank
-constexpr CompileWork kMoreStages = {6'000'000, 20'000};  // several
-constexpr CompileWork kTuned = {10'000'000, 500'000};     // partitions are tried on orders
-constexpr CompileWork kSearched = {3'000'000, 20'000};    // auto
+constexpr CompileWork kOneStage = {3'000'000, 600'000, 12'000};      // a stage a rank
+constexpr CompileWork kMoreStages = {6'000'000, 6'000'000, 20'000};  // several
+constexpr CompileWork kTuned = {6'000'000, 6'000'000, 30'000};    // partitions are tried on orders
+constexpr CompileWork kSearched = {3'000'000, 600'000, 130'000};  // auto
+
+/// A first search takes at most 1/2 of the budget that is left for all of them.
+constexpr int64_t kLookPart = 2;
 
 struct Candidate {
   Configuration configuration;
@@ -214,15 +217,24 @@ class PlanSearch {
     }
   }
 
-  /// Searches rows for a short while, in the order of the mean of their step and their bound.
+  /// A step of a searched schedule, about: that of 1F1B, less the all-to-alls that it would hide.
+  double Promise(const PlannerRow& row) {
+    const Estimate estimate = costs_.EstimateOf(row.configuration);
+    return static_cast<double>(row.step) * static_cast<double>(estimate.guess) /
+           static_cast<double>(std::max<Time>(1, estimate.exposed));
+  }
+
+  /// Searches rows for a short while, the most promising first.
   void SearchFirst(int64_t budget) {
-    std::ranges::stable_sort(rows_, {}, [](const PlannerRow& row) { return row.step + row.bound; });
+    std::ranges::stable_sort(rows_, {}, [&](const PlannerRow& row) { return Promise(row); });
     const int64_t look = std::max(kLeastLook, request_.budget / kLooks);
     for (PlannerRow& row : rows_) {
       if (stopped() || spent_ >= budget) return;
       if (row.bound > best_) continue;
+      const int64_t work = WorkOf(row, kAuto.name);
+      if (work > (budget - spent_) / kLookPart) continue;
       Report(std::min(kFirst, static_cast<double>(spent_) / static_cast<double>(request_.budget)));
-      SearchRow(look, &row);
+      SearchRow(std::max(look, work), &row);
       best_ = std::min(best_, row.step);
     }
   }
@@ -259,7 +271,9 @@ class PlanSearch {
       if (!stopped()) {
         const auto shares = static_cast<int64_t>((count - i) * request_.schedules.size());
         const int64_t left = std::max<int64_t>(0, request_.budget - spent_) / shares;
-        SearchRow(std::max(row.budget, left - WorkOf(row, kAuto.name)), &row);
+        const int64_t search = left - WorkOf(row, kAuto.name);
+        // A large shape may take longer than its share only to begin.
+        if (search > 0 || !searches()) SearchRow(std::max(row.budget, search), &row);
       }
       if (!row.plan.programs.empty()) continue;
       made_.emplace();
@@ -386,9 +400,11 @@ class PlanSearch {
   /// Processor time of compiling a row with that schedule, about, without its search.
   int64_t WorkOf(const PlannerRow& row, std::string_view schedule) const {
     const CompileWork& work = CompileWorkOf(schedule);
+    const bool components = request_.model.has_experts() && !request_.waits();
     const auto layers = static_cast<int64_t>(request_.model.layers.size());
     const bool twice = row.recompute != "none" && schedule != kAuto.name;
-    return work.layer * layers * (twice ? 2 : 1) + work.cell * CellsOf(row.configuration);
+    return (components ? work.moe : work.dense) * layers * (twice ? 2 : 1) +
+           work.cell * CellsOf(row.configuration);
   }
 
   static int64_t Spent(double share, const PlannerRow& row) {

@@ -131,8 +131,11 @@ void ScaleToRun(const std::string& text, PlanRequest* request) {
   const auto time = [](double seconds) {
     return FormatWithUnit(static_cast<Time>(seconds / kNanosecond), Unit::kNanoseconds);
   };
-  request->scaled_by = "a run (" + text + ") took " + time(run.seconds) +
-                       " and not the predicted " + time(predicted);
+  const Configuration& ran = run.configuration;
+  request->scaled_by = "a run (" + text + "), taken as tp=" + std::to_string(ran.tp) +
+                       ",pp=" + std::to_string(ran.pp) + ",dp=" + std::to_string(ran.dp) + " " +
+                       run.schedule + ", took " + time(run.seconds) + " and not the predicted " +
+                       time(predicted);
 }
 
 double ScaleOf(const CalibrationRun& run, double* predicted) {

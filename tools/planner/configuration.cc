@@ -89,6 +89,23 @@ bool Divide(const PlanRequest& request, Configuration* configuration) {
   return true;
 }
 
+/// Throws Error if the model has no layers, or experts, for a fixed value.
+void CheckFixed(const PlanRequest& request) {
+  const int64_t layers = std::ssize(request.model.layers), experts = ExpertsOf(request.model);
+  const auto refuse = [](std::string_view key, int value, const std::string& why) {
+    throw Error("`fix`: " + std::string(key) + "=" + std::to_string(value) + " " + why);
+  };
+  if (const auto pp = request.fixed.find("pp"); pp != request.fixed.end() && pp->second > layers) {
+    refuse("pp", pp->second, "is more than the " + std::to_string(layers) + " layers");
+  }
+  const auto ep = request.fixed.find("ep");
+  if (ep == request.fixed.end() || ep->second == 1) return;
+  if (!request.model.has_experts()) refuse("ep", ep->second, "is for experts; the model has none");
+  if (experts % ep->second != 0) {
+    refuse("ep", ep->second, "does not divide the " + std::to_string(experts) + " experts");
+  }
+}
+
 std::string FixedText(const FixedValues& fixed) {
   std::string text;
   for (const auto& [key, value] : fixed) {
@@ -182,6 +199,7 @@ Launch PlanRequest::LaunchOf(const Configuration& configuration) const {
 }
 
 std::vector<Configuration> ConfigurationsOf(const PlanRequest& request, Rejected* rejected) {
+  CheckFixed(request);
   const int node = static_cast<int>(std::min<int64_t>(request.gpu.node, request.gpus));
   const auto layers = static_cast<int>(request.model.layers.size());
   const std::vector<int> tps = Choices(request, "tp", PowersOfTwo(node));
@@ -238,7 +256,7 @@ std::vector<Configuration> ConfigurationsOf(const PlanRequest& request, Rejected
   }
   throw Error("`gpus`: the model cannot be split over " + std::to_string(request.gpus) + " GPUs" +
               (fixed.empty() ? "; give a multiple of 8"
-                             : " with `fix` " + fixed +
+                             : " with " + fixed +
                                    ": tp x cp x pp x dp must be all of them, and ep x etp must "
                                    "divide tp x cp x dp, as dp counts the replicas that share "
                                    "experts too; fix less"));

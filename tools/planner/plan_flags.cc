@@ -127,7 +127,7 @@ void AddPlanOptions(CLI::App* app, PlanFlags* flags) {
             "files that start it");
   AddText(app, "--measured", &flags->measured, "KEY=X,...",
           "a run of the model on this GPU: tokens/s/gpu=N or step=TIME,\nwith tp, pp and so on, "
-          "schedule, recompute; scales the\nefficiencies to predict that run exactly");
+          "schedule, recompute; scales the\nefficiencies to predict that run");
   AddText(app, "--budget", &flags->budget, "TIME",
           "about the processor time of the command; counted in work, so\nevery machine gives the "
           "same answer (default: 20s)");

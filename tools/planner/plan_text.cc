@@ -101,11 +101,11 @@ std::vector<std::string> AssumptionsOf(const PlanRequest& request) {
     lines.push_back(
         "ZeRO-1 where replicas share parameters: in these costs it is never longer than ZeRO-0");
   } else if (zero->second >= 2) {
-    lines.push_back("ZeRO-" + std::to_string(zero->second) +
-                    ": gradients are summed once a step; to sum them after each micro-batch" +
-                    (zero->second == 3 ? ", and to gather parameters of more than two stages a rank"
-                                       : "") +
-                    ", takes time that is not in the step");
+    lines.push_back(
+        "ZeRO-" + std::to_string(zero->second) +
+        ": gradients are summed once a step; to sum them after each micro-batch" +
+        (zero->second == 3 ? ", and to gather parameters of more than two stages a rank" : "") +
+        ", takes time that is not in the step");
   }
   lines.push_back(
       "not looked at: " + std::string(fixed_zero ? "" : "ZeRO-2 and ZeRO-3 without --fix, ") +
@@ -151,6 +151,11 @@ std::string WhyNot(const PlanRequest& request, const std::vector<PlannerRow>& ro
 std::string ScheduleOf(const PlannerRow& row) {
   const std::optional<Provenance>& provenance = row.plan.provenance;
   return row.schedule + (provenance ? " (" + provenance->placement + ")" : "");
+}
+
+/// "none" too where a plan that might recompute does not.
+std::string RecomputeOf(const PlannerRow& row) {
+  return RecomputedCells(row.plan).any() ? row.recompute : "none";
 }
 
 /// Says how little memory the first row leaves for libraries and fragments; "" if some was set
@@ -220,7 +225,7 @@ std::string WritePlans(const PlanRequest& request, const PlannerResult& result) 
     table.rows.push_back(
         {std::to_string(c.tp), std::to_string(c.cp), std::to_string(c.ep), std::to_string(c.etp),
          std::to_string(c.pp), std::to_string(c.dp), std::to_string(c.micro_batch),
-         std::to_string(c.microbatches), row.recompute, std::to_string(c.zero), ScheduleOf(row),
+         std::to_string(c.microbatches), RecomputeOf(row), std::to_string(c.zero), ScheduleOf(row),
          FormatWithUnit(row.step, Unit::kNanoseconds), Rounded(row.tokens_per_second_per_gpu, 1),
          FormatPercent(row.mfu), FormatBytes(row.memory.total()), LimitsOf(row)});
   }
@@ -238,8 +243,9 @@ std::string WritePlans(const PlanRequest& request, const PlannerResult& result) 
                                   : "") +
           std::to_string(rejected.memory) + " over the memory, " + std::to_string(rejected.bound) +
           " proven longer, " + std::to_string(rejected.budget) +
-          " guessed to be longer, for which --budget had no time; more of it also improves "
-          "the rows\n";
+          " guessed to be longer, for which " +
+          (result.interrupted ? "there was no time; these rows are the best so far\n"
+                              : "--budget had no time; more of it also improves the rows\n");
   for (const std::string& line : AssumptionsOf(request)) text += "assumed: " + line + "\n";
   return text;
 }
@@ -258,7 +264,7 @@ std::string PlansToJson(const PlanRequest& request, const PlannerResult& result)
     each["dp"] = c.dp;
     each["micro_batch"] = c.micro_batch;
     each["microbatches"] = c.microbatches;
-    each["recompute"] = row.recompute;
+    each["recompute"] = RecomputeOf(row);
     each["zero"] = c.zero;
     each["schedule"] = row.schedule;
     each["chunks"] = row.plan.stages / row.plan.ranks;
@@ -271,6 +277,7 @@ std::string PlansToJson(const PlanRequest& request, const PlannerResult& result)
     each["bound"] = static_cast<double>(row.bound) / 1e9;
     rows.push_back(std::move(each));
   }
+  document["interrupted"] = result.interrupted;
   document["assumptions"] = AssumptionsOf(request);
   const Rejected& rejected = result.rejected;
   document["rejected"] = {{"memory", rejected.memory},

@@ -108,6 +108,7 @@ class PlanSearch {
     SortRows();
     if (rows_.size() > request_.top) rows_.resize(request_.top);
     for (PlannerRow& row : rows_) Describe(&row);
+    result_.interrupted = stopped();
     result_.rows = std::move(rows_);
     return std::move(result_);
   }
@@ -178,7 +179,10 @@ class PlanSearch {
       return searches() || HidesInPairs(schedule) ? c.estimate.guess : c.estimate.exposed;
     });
     for (Candidate& candidate : candidates_) {
-      if (stopped() && !rows_.empty()) return;
+      if (stopped() && !rows_.empty()) {
+        candidate.Reject(&Rejected::budget);
+        continue;
+      }
       if (!searches() && !Takes(candidate.configuration, schedule)) continue;
       if (!rows_.empty() && candidate.estimate.bound > best_) {
         candidate.Reject(&Rejected::bound);
@@ -371,7 +375,10 @@ class PlanSearch {
         schedule_flaw_ = std::string(schedule.name) + " " + why;
         return false;
       }
-      taken_ = true;  // unless the plan is made
+      const int stages = FixedDepth() * row->configuration.pp;
+      if (stages > 0 && &schedule != &kAuto && schedule.stages(request.spec) != stages)
+        return false;
+      taken_ = true;
       request.options.control = {
           .stop = stop_,
           .report = [&](const SearchState& state) { search = std::max(search, state.spent); },

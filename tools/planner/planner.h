@@ -35,7 +35,8 @@ struct PlannerRow {
 struct PlannerResult {
   std::vector<PlannerRow> rows;  ///< shortest step first, at most PlanRequest::top
   Rejected rejected;
-  int compiled = 0;  ///< configurations that were compiled and fit
+  int compiled = 0;          ///< configurations that were compiled and fit
+  bool interrupted = false;  ///< ended before its budget, so that it may come out better again
 };
 
 /// Called with the share of the work that is done and the best row so far, null before the first.

@@ -40,6 +40,7 @@ struct Family {
 
   // Experts.
   bool experts = false;
+  bool whole_width = false;  ///< each expert is as wide as "intermediate_size" says
   bool shared_gate = false, router_bias = false, expert_bias = false;
 
   std::span<const ConfigDefault> defaults = {};  ///< for keys that published configs leave out

@@ -196,9 +196,8 @@ MoeDims ReadExperts(const ConfigReader& config, const Family& family) {
   MoeDims moe;
   moe.experts = config.Count(kExperts, kMaxExperts, 2);
   moe.top_k = config.Count(kTopK, moe.experts);
-  moe.width = config.Given("moe_intermediate_size")
-                  ? config.Count({"moe_intermediate_size"}, kMaxWidth)
-                  : config.Count({"intermediate_size"}, kMaxWidth);
+  const bool own = config.Given("moe_intermediate_size") || !family.whole_width;
+  moe.width = config.Count({own ? "moe_intermediate_size" : "intermediate_size"}, kMaxWidth);
   moe.shared_width =
       config.CountOr(kSharedWidth, kMaxWidth, config.CountOr(kShared, 64, 0, 0) * moe.width, 0);
   moe.latent = config.CountOr({"moe_latent_size"}, kMaxWidth, 0);

@@ -194,9 +194,12 @@ void TakeCosts(py::dict* keywords, CostsOption* option) {
   } else if (py::isinstance<py::dict>(costs)) {
     option->text = JsonOf("costs", costs);
   } else if (py::isinstance<py::str>(costs) || py::hasattr(costs, "__fspath__")) {
-    option->file = ValueOf("costs", costs, false);
+    std::string value = ValueOf("costs", costs, false);
+    // The text of a cost file has more than a line; no path has.
+    const bool text = py::isinstance<py::str>(costs) && value.find('\n') != std::string::npos;
+    (text ? option->text : option->file) = std::move(value);
   } else {
-    RefuseType("costs", "a Costs, a dict, or the name of a file or a profile", costs);
+    RefuseType("costs", "a Costs, a dict, the text or the name of a file, or a profile", costs);
   }
 }
 

@@ -256,7 +256,7 @@ std::vector<Configuration> ConfigurationsOf(const PlanRequest& request, Rejected
   }
   throw Error("`gpus`: the model cannot be split over " + std::to_string(request.gpus) + " GPUs" +
               (fixed.empty() ? "; give a multiple of 8"
-                             : " with " + fixed +
+                             : " with `fix` " + fixed +
                                    ": tp x cp x pp x dp must be all of them, and ep x etp must "
                                    "divide tp x cp x dp, as dp counts the replicas that share "
                                    "experts too; fix less"));

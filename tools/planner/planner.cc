@@ -228,9 +228,11 @@ class PlanSearch {
            static_cast<double>(std::max<Time>(1, estimate.exposed));
   }
 
-  /// Searches rows for a short while, the most promising first.
+  /// Searches rows for a short while, in the order of the mean of their promise and their bound.
   void SearchFirst(int64_t budget) {
-    std::ranges::stable_sort(rows_, {}, [&](const PlannerRow& row) { return Promise(row); });
+    std::ranges::stable_sort(rows_, {}, [&](const PlannerRow& row) {
+      return Promise(row) + static_cast<double>(row.bound);
+    });
     const int64_t look = std::max(kLeastLook, request_.budget / kLooks);
     for (PlannerRow& row : rows_) {
       if (stopped() || spent_ >= budget) return;

@@ -86,14 +86,20 @@ TEST_CASE("planner: without a configuration the error says which field to change
       "`global_batch`: 17 sequences do not divide into whole micro-batches of any configuration; "
       "give a multiple of the replicas, such as 16, or `fix` less than pp=1,tp=1",
       Error);
-  request.fixed = ParseFixed("tp=1000000,pp=2147483647");
+  request.fixed = ParseFixed("tp=1000000,pp=2");
   CHECK_THROWS_WITH_AS(
       ConfigurationsOf(request, &rejected),
       "`gpus`: the model cannot be split over 16 GPUs with `fix` "
-      "pp=2147483647,tp=1000000: "
+      "pp=2,tp=1000000: "
       "tp x cp x pp x dp must be all of them, and ep x etp must divide tp x cp x dp, "
       "as dp counts the replicas that share experts too; fix less",
       Error);
+  request.fixed = ParseFixed("pp=2147483647");
+  CHECK_THROWS_WITH_AS(ConfigurationsOf(request, &rejected),
+                       "`fix`: pp=2147483647 is more than the 8 layers", Error);
+  request.fixed = ParseFixed("ep=8");
+  CHECK_THROWS_WITH_AS(ConfigurationsOf(request, &rejected),
+                       "`fix`: ep=8 is for experts; the model has none", Error);
 }
 
 TEST_SUITE_END();

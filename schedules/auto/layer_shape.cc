@@ -121,7 +121,7 @@ class LayerShape : public Shape {
   }
 
   int64_t instructions() const override { return InstructionsOf(frame_); }
-  int64_t orders() const override { return HoldsLess() ? kOrdersThatHoldLess : kOrdersOfLayers; }
+  int64_t orders() const override { return HoldsLess(of_) ? kOrdersThatHoldLess : kOrdersOfLayers; }
   const std::vector<Route>& routes() const override { return frame_.routes; }
 
   std::optional<Lack> WhyNot() override {
@@ -310,13 +310,8 @@ class LayerShape : public Shape {
     return true;
   }
 
-  /// True where cells run again or go to the host.
-  bool HoldsLess() const {
-    return of_.recompute.choice != Recompute::Choice::kNone ||
-           of_.offload.choice != Offload::Choice::kNone;
-  }
   /// True where nothing but an order is searched.
-  bool OrdersAlone() const { return !of_.search.components && !HoldsLess(); }
+  bool OrdersAlone() const { return !of_.search.components && !HoldsLess(of_); }
 
   bool PlainOrders() const { return !pairs_ && OrdersAlone(); }
 

@@ -155,8 +155,7 @@ std::optional<CostModel> WithPublishedOverlap(CostModel costs) {
 
 void AddStageShapes(const Candidate& candidate, std::vector<std::unique_ptr<Shape>>* shapes) {
   const Spec& spec = candidate.spec;
-  const bool plain = spec.recompute.choice == Recompute::Choice::kNone &&
-                     spec.offload.choice == Offload::Choice::kNone && spec.search.noise == 0;
+  const bool plain = !HoldsLess(spec) && spec.search.noise == 0;
   const auto add = [&](const Candidate& searched, bool any_room) {
     auto shape = std::make_unique<StageShape>(candidate, searched, any_room);
     if (shape->possible()) shapes->push_back(std::move(shape));

@@ -174,6 +174,13 @@ std::vector<Partition> StartingPartitions(const LayerStages& layers, const Plan&
   return starts;
 }
 
+PartitionWorth JudgeOnce(KnownWorths* known, const Partition& partition,
+                         const PartitionJudge& judge) {
+  const auto [at, added] = known->try_emplace(partition);
+  if (added) at->second = judge(partition);
+  return at->second;
+}
+
 Partition ImprovePartition(Partition partition, const PartitionJudge& judge, int64_t most,
                            const PartitionJudge& least) {
   PartitionWorth worth = judge(partition);

@@ -38,6 +38,7 @@
 #include "compiler/simulate/memory.h"
 #include "schedules/partition/pairing.h"
 #include "schedules/partition/staged.h"
+#include "schedules/search/portfolio.h"
 
 namespace contraflow {
 
@@ -75,8 +76,7 @@ Time AtLeast(Time work, double speed, int64_t durations) {
 }
 
 std::optional<Time> MostForwardsHeld(const Spec& spec, const LayerStages& layers) {
-  const bool bought = spec.recompute.choice != Recompute::Choice::kNone ||
-                      spec.offload.choice != Offload::Choice::kNone;
+  const bool bought = HoldsLess(spec);
   if (!spec.memory_limit || bought || !CountsBytes(spec.costs)) return std::nullopt;
   // The longest forwards for their bytes first, the last of them in part.
   std::vector<std::pair<double, double>> held;  // of all micro-batches: time, bytes
@@ -247,8 +247,7 @@ class LinearBound {
       const int64_t room = RoomForActivations(alone_, stage, {device}).front();
       limit = std::max<int64_t>(1, std::min(limit.value_or(room), room));
     }
-    const bool bought = spec_.recompute.choice != Recompute::Choice::kNone ||
-                        spec_.offload.choice != Offload::Choice::kNone;
+    const bool bought = HoldsLess(spec_);
     if (bought) limit.reset();
     try {
       return ProveStageBound(stage, spec_.microbatches, around, limit).value;

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <map>
 #include <numeric>
 #include <optional>
 #include <string>
@@ -71,11 +70,9 @@ Partition PartitionOf(const Schedule& schedule, const Spec& spec, const Plan& fr
     }
     return result;
   };
-  std::map<Partition, PartitionWorth> known;
+  KnownWorths known;
   const auto judge = [&](const Partition& partition) {
-    const auto [at, unknown] = known.try_emplace(partition);
-    if (unknown) at->second = worth(partition, false);
-    return at->second;
+    return JudgeOnce(&known, partition, [&](const Partition& one) { return worth(one, false); });
   };
   // An order that is made anew for each partition takes far longer than a bound on all orders.
   PartitionJudge least;
@@ -103,9 +100,7 @@ Partition PartitionOf(const Schedule& schedule, const Spec& spec, const Plan& fr
   const PartitionWorth found = judge(best);
   if (!CountsBytes(spec.costs)) return best;
   if (found.excess <= 0) {
-    const bool plain = spec.recompute.choice == Recompute::Choice::kNone &&
-                       spec.offload.choice == Offload::Choice::kNone;
-    if (!plain || !order) return best;
+    if (HoldsLess(spec) || !order) return best;
     const auto longest = [&](Time step) {
       return static_cast<Time>(static_cast<double>(step) * choice.longer);
     };
@@ -152,9 +147,7 @@ Plan FromPublished(const Schedule& schedule, const Spec& spec, const SearchContr
     partitions.push_back(PartitionOf(schedule, one, frame, &layers));
     possible = offer(one, partitions.back());
   }
-  const bool buys = spec.recompute.choice != Recompute::Choice::kNone ||
-                    spec.offload.choice != Offload::Choice::kNone;
-  if (buys && !FixedPartition(spec, frame.stages)) {
+  if (HoldsLess(spec) && !FixedPartition(spec, frame.stages)) {
     const Partition& last = partitions.back();
     const Partition even = EvenPartition(layers.layers(), frame.stages);
     if (ways.size() == 1) {
@@ -211,8 +204,7 @@ void CheckDevicesForLayers(const Spec& spec, const SearchControl& control) {
   const MemoryFigures held = FixedMemoryOf(SingleRank(spec), whole).front();
   // Parameters that are gathered are those of single stages.
   int64_t least = (spec.ranks - 1) * memory.workspace_bytes + held.fixed() - held.gathered;
-  const bool bought = spec.recompute.choice != Recompute::Choice::kNone ||
-                      spec.offload.choice != Offload::Choice::kNone;
+  const bool bought = HoldsLess(spec);
   if (!bought) least += memory.activation(0);
   const int64_t room = std::accumulate(devices.begin(), devices.end(), int64_t{0});
   if (least <= room) return;

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <vector>
 
 #include "compiler/plan/plan.h"
@@ -39,6 +40,11 @@ struct PartitionWorth {
   auto operator<=>(const PartitionWorth&) const = default;
 };
 using PartitionJudge = std::function<PartitionWorth(const Partition&)>;
+
+using KnownWorths = std::map<Partition, PartitionWorth>;
+/// The worth that `known` has; else that of `judge`, which it then has.
+PartitionWorth JudgeOnce(KnownWorths* known, const Partition& partition,
+                         const PartitionJudge& judge);
 
 /// Different partitions for the routes of `frame` (its programs do not matter) to begin with: the
 /// one whose busiest rank, with what must come before and after its work, is done first (exact

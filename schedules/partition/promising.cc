@@ -71,12 +71,7 @@ PartitionWorth ByPublished(const Spec& of, const Plan& frame, LayerStages* layer
     const std::vector<Candidate> candidates = CandidatesOf(StagedChunks(of, frame, layers, one));
     return candidates.empty() ? kImpossible : BestPublished(candidates.front(), work, order);
   };
-  return Judged::Once(&judged->published, partition, judge);
-}
-
-bool HoldsLess(const Spec& spec) {
-  return spec.recompute.choice != Recompute::Choice::kNone ||
-         spec.offload.choice != Offload::Choice::kNone;
+  return JudgeOnce(&judged->published, partition, judge);
 }
 
 /// Bytes, or activations, that a rank may hold.
@@ -152,7 +147,7 @@ std::vector<Chance> Promising(const Spec& of, const Plan& frame, LayerStages* la
     }
   };
   const auto bound = [&](const Partition& partition) {
-    const PartitionWorth worth = Judged::Once(&judged->bound, partition, prove);
+    const PartitionWorth worth = JudgeOnce(&judged->bound, partition, prove);
     const auto known = [&](const auto& other) { return other.second == partition; };
     if (worth != kImpossible && std::none_of(bounded.begin(), bounded.end(), known)) {
       bounded.emplace_back(worth, partition);

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <functional>
-#include <map>
 #include <optional>
 #include <vector>
 
@@ -19,14 +18,7 @@ struct Chance {
 
 /// Worth of partitions, whatever the budget.
 struct Judged {
-  std::map<Partition, PartitionWorth> bound, published;
-
-  static PartitionWorth Once(std::map<Partition, PartitionWorth>* known, const Partition& partition,
-                             const PartitionJudge& judge) {
-    const auto [at, added] = known->try_emplace(partition);
-    if (added) at->second = judge(partition);
-    return at->second;
-  }
+  KnownWorths bound, published;
 };
 
 /// A partition with its best published order.

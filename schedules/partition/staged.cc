@@ -3,7 +3,6 @@
 #include "schedules/partition/staged.h"
 
 #include <algorithm>
-#include <map>
 #include <utility>
 
 #include "compiler/plan/memory_limit.h"
@@ -100,8 +99,7 @@ PartitionWorth WorthOf(const Plan& plan, const Spec& staged) {
   if (HasEpilogue(staged.costs)) {
     worth.step = StepTime(plan, staged.costs, staged.memory_limit, {});
   }
-  const bool plain = staged.recompute.choice == Recompute::Choice::kNone &&
-                     staged.offload.choice == Offload::Choice::kNone;
+  const bool plain = !HoldsLess(staged);
   if (const std::vector<int64_t> devices = DevicesOf(staged); !devices.empty()) {
     const std::vector<int64_t> least =
         plain ? TotalOfRanks(plan, staged.costs) : LeastOfRanks(plan, staged.costs);
@@ -129,12 +127,8 @@ int64_t MostJudged(const Spec& spec, int stages) {
 Partition BestFrom(const std::vector<Partition>& starts, const PartitionJudge& judge, int64_t most,
                    const PartitionJudge& last, const PartitionJudge& least) {
   // The result of several starts is judged once.
-  std::map<Partition, PartitionWorth> known;
-  const auto once = [&](const Partition& partition) {
-    const auto [at, unknown] = known.try_emplace(partition);
-    if (unknown) at->second = judge(partition);
-    return at->second;
-  };
+  KnownWorths known;
+  const auto once = [&](const Partition& partition) { return JudgeOnce(&known, partition, judge); };
   const int64_t each = std::max<int64_t>(1, most / static_cast<int64_t>(starts.size()));
   std::optional<std::pair<PartitionWorth, Partition>> best;
   for (const Partition& start : starts) {

@@ -131,6 +131,11 @@ Time StepTime(const Plan& plan, const CostModel& given, std::optional<int64_t> l
   return Simulate(lowered, costs).makespan;
 }
 
+bool HoldsLess(const Spec& spec) {
+  return spec.recompute.choice != Recompute::Choice::kNone ||
+         spec.offload.choice != Offload::Choice::kNone;
+}
+
 std::vector<Spec> WithoutAndWith(const Spec& spec) {
   std::vector<Spec> specs = {spec};
   if (spec.offload.choice == Offload::Choice::kAuto) {

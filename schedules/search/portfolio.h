@@ -45,6 +45,9 @@ Time StepTime(const Plan& plan, const CostModel& costs, std::optional<int64_t> l
 /// True if an order is too long for overlap of components to make up for it.
 inline bool MuchLonger(Time order, Time other) { return order > other + other / 8; }
 
+/// True if the spec lets cells run again or go to the host.
+bool HoldsLess(const Spec& spec);
+
 /// All on/off combinations of automatic recompute and offload, off first.
 std::vector<Spec> WithoutAndWith(const Spec& spec);
 

@@ -71,6 +71,8 @@ struct PlanRequest {
   /// Value of --overlap of `compile`: Megatron-LM hides all-to-alls in F&B pairs alone; "": as
   /// far as the plan can.
   std::string overlap() const { return framework == Framework::kMegatron ? "published" : ""; }
+  /// Bytes of a GPU for a plan.
+  int64_t room() const { return gpu.memory - workspace; }
   /// True if the framework recomputes all of its stages or none.
   bool recomputes_all() const { return framework != Framework::kAny; }
   /// Setup of the costs of a configuration; points into this request.

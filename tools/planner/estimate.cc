@@ -120,7 +120,7 @@ Estimate PlannerCosts::EstimateOf(const Configuration& configuration) {
   const auto ranks = static_cast<double>(pp);
   // Share of the layers that run again so that 1F1B fits; more than 1 where it never does.
   const double held = static_cast<double>(std::min(pp, m)) / ranks;
-  const double room = static_cast<double>(request_.gpu.memory - request_.workspace) - state / ranks;
+  const double room = static_cast<double>(request_.room()) - state / ranks;
   const double lacks = held * activations - room;
   double again = lacks > 0 ? lacks / std::max(1.0, held * (activations - inputs)) : 0;
   if (again > 0 && request_.recomputes_all()) again = std::max(again, 1.0);

@@ -114,7 +114,7 @@ class PlanSearch {
   }
 
  private:
-  int64_t memory() const { return request_.gpu.memory - request_.workspace; }
+  int64_t memory() const { return request_.room(); }
   bool stopped() const { return stop_ != nullptr && stop_->load(); }
 
   void Report(double done) const {

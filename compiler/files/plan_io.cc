@@ -335,7 +335,14 @@ FolderHead ReadFolderHead(const JsonDocument& json) {
   return head;
 }
 
-Plan ReadPlanFile(const std::string& path) {
+std::string PlanPath(const std::string& path) {
+  if (!IsFolder(path)) return path;
+  const std::string file = PathIn(path, "plan.json");
+  return FileSize(file) >= 0 ? file : path;
+}
+
+Plan ReadPlanFile(const std::string& given) {
+  const std::string path = PlanPath(given);
   if (IsFolder(path)) return ReadRankFiles(path);
   if (path.ends_with(".csv")) {
     throw Error(path +

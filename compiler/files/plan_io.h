@@ -19,8 +19,12 @@ inline constexpr int kPlanVersion = 1;
 /// only; whether the plan is sound is Verify's to say. Throws Error "PLACE: PATH: FLAW; REMEDY".
 Plan ReadPlan(std::string_view document, const std::string& place);
 
-/// Reads a plan file, the binary form piece by piece, or a folder with a file for each rank
-/// (ReadRankFiles). Throws Error if it cannot be read.
+/// Returns the path of the plan that `path` names: for a folder with a plan.json, as `contraflow
+/// plan` writes it, that file; else the path itself.
+std::string PlanPath(const std::string& path);
+
+/// Reads a plan file, the binary form piece by piece, or a folder with a plan.json or a file for
+/// each rank (ReadRankFiles). Throws Error if it cannot be read.
 Plan ReadPlanFile(const std::string& path);
 /// Like the overload above, of a file that is open.
 Plan ReadPlanFile(InputFile* file);

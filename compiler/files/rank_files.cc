@@ -37,8 +37,8 @@ std::string HeadPath(const std::string& folder) {
   if (IsFolder(folder)) {
     const std::vector<std::string> names = NamesInFolder(folder);
     if (!std::binary_search(names.begin(), names.end(), kHeadName)) {
-      throw Error(folder + ": is a folder without a plan: there is no " + std::string(kHeadName) +
-                  " in it");
+      throw Error(folder + ": is a folder without a plan: there is neither plan.json nor " +
+                  std::string(kHeadName) + " in it");
     }
   }
   return PathIn(folder, kHeadName);

@@ -92,6 +92,12 @@ std::optional<Spec> SpecFor(const Schedule& schedule, const Spec& asked) {
   return spec;
 }
 
+bool HasAllToAlls(const std::vector<LayerCost>& layers) {
+  return std::ranges::any_of(layers, [](const LayerCost& layer) {
+    return layer.moe && layer.moe->Of(Op::DISPATCH_F, 0) > 0;
+  });
+}
+
 class AutoSearch {
  public:
   AutoSearch(const Spec& asked, const SearchControl& control)
@@ -104,7 +110,7 @@ class AutoSearch {
   Plan Run() {
     OfferPublished(Turn::kSoon);
     LookAtShapes();
-    OfferPublished(Turn::kBeforeRuns);
+    OfferLookedAt();
     bool open = true;
     for (int64_t times = 1; open && (times == 1 || !work_.spent()) && times < kMostTimes;
          times *= kStep) {
@@ -136,6 +142,9 @@ class AutoSearch {
       bool more = false;
       incumbent_.Attempt([&] { more = shape->Run(&part, &incumbent_); });
       if (!more) closed_.insert(shape.get());
+      // With recompute the order of a longer plan may become the shorter one.
+      const bool best = incumbent_.any() && shape->step() == incumbent_.worth().step;
+      if (times == 1 && best && HasAllToAlls(asked_.costs.layers)) OfferBestPublished(*shape);
       open |= more;
       if (incumbent_.any()) Report();
     }
@@ -150,6 +159,43 @@ class AutoSearch {
     }
   }
 
+  /// Offers the published schedule with which a shape of experts looks shortest: few searches find
+  /// orders that hide as many all-to-alls. A look with recompute is a guess, which must be shorter
+  /// than the incumbent.
+  void OfferLookedAt() {
+    const Shape* best = nullptr;
+    for (const std::unique_ptr<Shape>& shape : shapes_) {
+      if (shape->published().schedule.empty()) continue;
+      if (best == nullptr || shape->published().step < best->published().step) best = shape.get();
+    }
+    if (best == nullptr || !HasAllToAlls(asked_.costs.layers)) return;
+    const Time step = best->published().step, margin = HoldsLess(asked_) ? step / kNear : 0;
+    if (!incumbent_.any() || step + margin <= incumbent_.worth().step) OfferBestPublished(*best);
+  }
+
+  /// Offers the published schedule that did best on the shape.
+  void OfferBestPublished(const Shape& shape) {
+    if (work_.spent() && incumbent_.any()) return;
+    const Shape::Published& best = shape.published();
+    const auto row = std::ranges::find(kPublishedSchedules, best.schedule, &Schedule::name);
+    if (row == std::end(kPublishedSchedules)) return;
+    Spec asked = asked_;
+    asked.chunks = static_cast<int>(shape.routes()[0].ranks.size()) / asked.ranks;
+    const std::optional<Spec> spec = SpecFor(**row, asked);
+    if (!spec) return;
+    const Plan frame = (*row)->frame(*spec);
+    if (!offered_.emplace(*row, spec->chunks).second) return;
+    work_.Spend(WorkOfPublished(frame, *spec));
+    OfferPlan(**row, *spec, PlacementOf(frame));
+  }
+
+  /// True if the shape has come near the incumbent.
+  bool IsNear(const Shape& shape) {
+    if (!incumbent_.any()) return true;
+    const Time step = incumbent_.worth().step;
+    return shape.step() && *shape.step() - step <= step / kNear;
+  }
+
   /// False if no plan of the shape is shorter than the incumbent.
   bool Improves(Shape& shape) {
     if (!incumbent_.any()) return true;
@@ -162,17 +208,14 @@ class AutoSearch {
   bool Promises(const std::vector<Route>& routes, bool near) {
     return std::ranges::any_of(shapes_, [&](const std::unique_ptr<Shape>& shape) {
       if (shape->routes() != routes) return false;
-      if (!near || !incumbent_.any()) return true;
-      const Time step = incumbent_.worth().step;
-      return shape->step() && *shape->step() - step <= step / kNear;
+      return !near || IsNear(*shape);
     });
   }
 
   /// Times at which published schedules are made.
   enum class Turn {
-    kSoon,        ///< those that are soon made, whatever the budget
-    kBeforeRuns,  ///< those that take no longer than the first run of a shape
-    kAfterRuns,   ///< the others
+    kSoon,       ///< those that are soon made, whatever the budget
+    kAfterRuns,  ///< the others
   };
 
   /// Offers whole plans of published schedules. Slow schedules come only if their placement has
@@ -188,8 +231,8 @@ class AutoSearch {
       if (rows_.contains(schedule)) continue;
       const int64_t work = WorkOfPublished(frame, *spec);
       const bool large = work > kSoonMade && control_.all_made != SearchControl::Made::kWithinLimit;
-      const bool run = work > kOrdersOfLayers * InstructionsOf(frame);
-      if (turn != (!large ? Turn::kSoon : run ? Turn::kAfterRuns : Turn::kBeforeRuns)) continue;
+      if (turn != (large ? Turn::kAfterRuns : Turn::kSoon)) continue;
+      if (offered_.contains({schedule, spec->chunks})) continue;
       if (!Promises(frame.routes, large) || (large && work_.spent() && incumbent_.any())) continue;
       // The least that is done whatever the budget counts for nothing.
       if (large) work_.Spend(work);
@@ -322,9 +365,10 @@ class AutoSearch {
   SearchWork work_;
   Incumbent incumbent_;
   std::vector<std::unique_ptr<Shape>> shapes_;
-  std::map<const Shape*, Worth> looks_;  // before any run
-  std::set<const Shape*> closed_;        // that no more work can help
-  std::set<const Schedule*> rows_;       // offered as the caller makes them
+  std::map<const Shape*, Worth> looks_;                // before any run
+  std::set<const Shape*> closed_;                      // that no more work can help
+  std::set<const Schedule*> rows_;                     // offered as the caller makes them
+  std::set<std::pair<const Schedule*, int>> offered_;  // and its stages a rank, for a shape
 };
 
 }  // namespace

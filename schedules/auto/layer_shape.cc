@@ -117,6 +117,7 @@ class LayerShape : public Shape {
     incumbent_ = incumbent;
     const FirstOrder look = FirstLook(of_, frame_, &layers_, &judged_, work);
     if (look.order && look.worth.excess <= 0) OfferFirstOrder(look);
+    NotePublished();
     return {look.worth.excess, look.worth.step};
   }
 
@@ -134,6 +135,11 @@ class LayerShape : public Shape {
 
  private:
   bool Done() const { return work_->spent(); }
+
+  void NotePublished() {
+    const bool holds = judged_.best.excess <= 0 || HoldsLess(of_);
+    if (holds && !judged_.schedule.empty()) FoundPublished(judged_.schedule, judged_.best.step);
+  }
 
   /// The bound for any partition, as far as one below `enough` matters.
   const PartitionBound& AnyPartition(Time enough) {
@@ -166,6 +172,7 @@ class LayerShape : public Shape {
       if (best_ && !of_.search.components && bound >= best_->step) continue;
       unproven += Search(partition, share);
     }
+    NotePublished();
     if (!best_ && CountsBytes(of_.costs)) Search(MinMemory().partition, share);
   }
 

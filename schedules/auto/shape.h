@@ -36,6 +36,14 @@ class Shape {
   virtual int64_t instructions() const = 0;
   virtual int64_t orders() const = 0;
   virtual const std::vector<Route>& routes() const = 0;
+  /// A published schedule and the step of its order on some partition; with what must run again, if
+  /// it does not fit, about.
+  struct Published {
+    std::string schedule = {};  ///< "": none fits
+    Time step = 0;
+  };
+  /// The published schedule that did best so far.
+  const Published& published() const { return published_; }
   /// Memory that the shape lacks, if it says why nothing fits.
   struct Lack {
     int64_t excess = 0;
@@ -47,9 +55,14 @@ class Shape {
 
  protected:
   void Found(Time step) { step_ = std::min(step, step_.value_or(step)); }
+  /// Notes a published schedule, unless a better one is known.
+  void FoundPublished(const std::string& schedule, Time step) {
+    if (published_.schedule.empty() || step < published_.step) published_ = {schedule, step};
+  }
 
  private:
   std::optional<Time> step_;
+  Published published_;
 };
 
 /// Shapes of a spec with costs of stages: its placements, each in every way, and variations that

@@ -62,8 +62,10 @@ class StageShape : public Shape {
   Worth Look(SearchWork* work, Incumbent* /*incumbent*/) override {
     // Shapes of costs of stages run in their order.
     if (candidate_.spec.costs.partition.empty()) return {};
-    const PartitionWorth worth = LookAt(candidate_, work);
-    return {worth.excess, worth.step};
+    const FirstOrder look = LookAt(candidate_, work);
+    if (look.order && (look.worth.excess <= 0 || HoldsLess(candidate_.spec)))
+      FoundPublished(look.order->schedule, look.worth.step);
+    return {look.worth.excess, look.worth.step};
   }
 
   int64_t instructions() const override { return InstructionsOf(candidate_.frame); }

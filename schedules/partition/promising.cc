@@ -46,19 +46,19 @@ std::optional<Plan> PairedOrder(const Candidate& candidate) {
   return plan;
 }
 
-/// Worth of the best published order of a candidate, which becomes `order`.
-PartitionWorth BestPublished(const Candidate& candidate, SearchWork* work,
-                             std::optional<Plan>* order) {
-  PartitionWorth best = kImpossible;
+/// The best published order of a candidate, without its partition.
+FirstOrder BestPublished(const Candidate& candidate, SearchWork* work) {
+  FirstOrder best;
+  best.worth = kImpossible;
   std::vector<Plan> orders = PublishedOrders(candidate);
   if (std::optional<Plan> plan = PairedOrder(candidate)) orders.push_back(std::move(*plan));
   work->Spend(static_cast<int64_t>(orders.size()) * kOrdersJudged *
               InstructionsOf(candidate.frame));
   for (Plan& plan : orders) {
     const PartitionWorth worth = WorthOf(plan, candidate.spec);
-    if (worth >= best) continue;
-    best = worth;
-    if (order != nullptr) *order = std::move(plan);
+    if (worth >= best.worth) continue;
+    best.worth = worth;
+    best.order = std::move(plan);
   }
   return best;
 }
@@ -69,7 +69,14 @@ PartitionWorth ByPublished(const Spec& of, const Plan& frame, LayerStages* layer
                            std::optional<Plan>* order = nullptr) {
   const auto judge = [&](const Partition& one) {
     const std::vector<Candidate> candidates = CandidatesOf(StagedChunks(of, frame, layers, one));
-    return candidates.empty() ? kImpossible : BestPublished(candidates.front(), work, order);
+    if (candidates.empty()) return kImpossible;
+    FirstOrder best = BestPublished(candidates.front(), work);
+    if (best.worth < judged->best) {
+      judged->best = best.worth;
+      judged->schedule = best.order->schedule;
+    }
+    if (order != nullptr) *order = std::move(best.order);
+    return best.worth;
   };
   return JudgeOnce(&judged->published, partition, judge);
 }
@@ -83,7 +90,7 @@ int64_t MostOf(const Spec& spec) {
 
 }  // namespace
 
-PartitionWorth LookAt(const Candidate& candidate, SearchWork* work) {
+FirstOrder LookAt(const Candidate& candidate, SearchWork* work) {
   Candidate free = candidate;
   free.spec.recompute = {};
   free.spec.offload = {};
@@ -93,18 +100,21 @@ PartitionWorth LookAt(const Candidate& candidate, SearchWork* work) {
     free.spec.device_memory.reset();
     for (RankCost& rank : free.spec.costs.ranks) rank.memory_bytes.reset();
   }
-  std::optional<Plan> order;
-  PartitionWorth worth = BestPublished(free, work, &order);
-  if (!order || !HoldsLess(candidate.spec)) return worth;
-  const int64_t excess = WorthOf(*order, limited).excess;
-  // The order fits as it is, so the shape that recomputes no cell is as good.
-  if (excess <= 0) return {std::numeric_limits<int64_t>::max(), worth.step, worth.largest};
+  FirstOrder look = BestPublished(free, work);
+  if (!look.order || !HoldsLess(candidate.spec)) return look;
+  PartitionWorth& worth = look.worth;
+  const int64_t excess = WorthOf(*look.order, limited).excess;
+  if (excess <= 0) {
+    // The order fits as it is, so the shape that recomputes no cell is as good.
+    worth.excess = std::numeric_limits<int64_t>::max();
+    return look;
+  }
   const auto over = static_cast<double>(excess);
   const double share = over / (over + static_cast<double>(MostOf(candidate.spec)));
   worth.step += static_cast<Time>(share * kForward * static_cast<double>(worth.step));
   // After the shapes whose orders fit as they are, before those whose orders do not.
-  worth.excess = std::max<int64_t>(1, WorthOf(*order, candidate.spec).excess);
-  return worth;
+  worth.excess = std::max<int64_t>(1, WorthOf(*look.order, candidate.spec).excess);
+  return look;
 }
 
 FirstOrder FirstLook(const Spec& of, const Plan& frame, LayerStages* layers, Judged* judged,
@@ -117,8 +127,15 @@ FirstOrder FirstLook(const Spec& of, const Plan& frame, LayerStages* layers, Jud
   }
   const std::vector<Candidate> candidates =
       CandidatesOf(StagedChunks(of, frame, layers, look.partition));
-  look.worth = candidates.empty() ? kImpossible : LookAt(candidates.front(), work);
-  return look;
+  look.worth = kImpossible;
+  if (candidates.empty()) return look;
+  FirstOrder found = LookAt(candidates.front(), work);
+  if (found.order && found.worth.excess < std::numeric_limits<int64_t>::max()) {
+    judged->schedule = found.order->schedule;
+    judged->best = found.worth;
+  }
+  found.partition = std::move(look.partition);
+  return found;
 }
 
 std::vector<Chance> Promising(const Spec& of, const Plan& frame, LayerStages* layers,

@@ -2,9 +2,11 @@
 
 #include <functional>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "schedules/partition/partition.h"
+#include "schedules/partition/staged.h"
 #include "schedules/search/candidates.h"
 #include "schedules/search/work.h"
 
@@ -19,19 +21,24 @@ struct Chance {
 /// Worth of partitions, whatever the budget.
 struct Judged {
   KnownWorths bound, published;
+  /// The published schedule that did best on any of them, and that worth.
+  std::string schedule = {};
+  PartitionWorth best = kImpossible;
 };
 
 /// A partition with its best published order.
 struct FirstOrder {
   Partition partition;
   PartitionWorth worth;
-  /// Unset where there is none, the look is not the first, or cells may run again.
+  /// Unset where there is none or the look is not the first. If cells may run again, of stages that
+  /// do not.
   std::optional<Plan> order;
 };
 
-/// Worth of the best published order of a candidate. If something may run again or go to the host,
-/// that is the shortest one, with an excess of 1 and the time that its excess takes to run again.
-PartitionWorth LookAt(const Candidate& candidate, SearchWork* work);
+/// The best published order of a candidate, without its partition. If something may run again or go
+/// to the host, that is the shortest one, with an excess of 1 and the time that its excess takes to
+/// run again.
+FirstOrder LookAt(const Candidate& candidate, SearchWork* work);
 
 /// Look at the first partition that would be tried.
 FirstOrder FirstLook(const Spec& of, const Plan& frame, LayerStages* layers, Judged* judged,

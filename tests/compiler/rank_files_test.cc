@@ -106,7 +106,8 @@ TEST_SUITE("unit") {
               ": cannot be written: it is a folder that holds other files than a plan's; name a "
               "new folder");
     CHECK(ReadFile(place.File("plan/thesis.tex"), kLimit) == "five years");
-    CHECK(Read(place) == "plan: is a folder without a plan: there is no plan.cbor in it");
+    CHECK(Read(place) ==
+          "plan: is a folder without a plan: there is neither plan.json nor plan.cbor in it");
   }
 
   TEST_CASE("what cannot be written leaves nothing") {
@@ -168,6 +169,17 @@ TEST_SUITE("unit") {
     WriteFile(own, kept);
     fs::remove(place.File("plan/rank-0003.cbor"));
     CHECK(ReadPlanFile(place.File("plan")) == plan);
+  }
+
+  TEST_CASE("a folder with a plan.json is that plan") {
+    const TestFolder place;
+    fs::create_directory(place.File("plan"));
+    CHECK(PlanPath(place.File("plan")) == place.File("plan"));
+    WritePlanFile(place.File("plan/plan.json"), SomePlan());
+    WriteFile(place.File("plan/costs.json"), "{}");
+    CHECK(PlanPath(place.File("plan")) == place.File("plan/plan.json"));
+    CHECK(ReadPlanFile(place.File("plan")) == SomePlan());
+    CHECK(PlanPath(place.File("absent")) == place.File("absent"));
   }
 
   TEST_CASE("a pipe in a folder is not waited for") {

@@ -7,6 +7,7 @@
 
 #include "compiler/files/file.h"
 #include "compiler/files/json.h"
+#include "compiler/files/plan_io.h"
 #include "runtime/model/model.h"
 #include "tools/cli/completion.h"
 #include "tools/cli/exit.h"
@@ -320,6 +321,7 @@ std::optional<RunOptions> ParseRunOptions(const std::vector<std::string>& words)
   CheckOptions(options);
   if (options.transport == "tcp" || options.transport == "mpi") options.transport = "shm";
   CheckDevice(app, options);
+  options.plan = PlanPath(options.plan);
   return options;
 }
 

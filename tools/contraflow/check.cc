@@ -1,6 +1,5 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <cmath>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -100,9 +99,6 @@ Verdict CheckPlan(const CheckOptions& options, const Limits& limits, const std::
   return verdict;
 }
 
-/// A figure for people, to the fourth digit after the point.
-std::string Figure(double value) { return FormatReal(std::round(value * 1e4) / 1e4); }
-
 /// Text of broken or, `all`, of every limit.
 std::string VerdictText(const std::vector<Verdict>& verdicts, bool all) {
   std::string broken, held;
@@ -114,10 +110,7 @@ std::string VerdictText(const std::vector<Verdict>& verdicts, bool all) {
     };
     for (const LimitResult& result : verdict.results) {
       limits += result.limit != "sound";
-      if (result.broken.empty() && result.value) {
-        held += line(result.limit + " " + Figure(*result.value) + result.unit + ", at most " +
-                     Figure(*result.bound) + result.unit);
-      }
+      if (result.broken.empty() && !result.held.empty()) held += line(result.held);
       if (!result.broken.empty()) broken += line(result.broken);
     }
   }

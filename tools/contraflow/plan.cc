@@ -34,12 +34,19 @@ int RunPlan(const PlanCommand& options) {
       },
       &Interrupt::stop());
   progress.reset();
-  if (!options.output.empty()) WriteRow(request, result.rows.front(), options.output);
+  std::string others;
+  if (!options.output.empty()) {
+    for (const std::string& name : WriteRow(request, result.rows.front(), options.output)) {
+      others += (others.empty() ? "" : ", ") + name;
+    }
+  }
   if (options.json) {
     WriteFile("-", PlansToJson(request, result));
   } else {
     Print(WritePlans(request, result));
   }
+  if (!others.empty())
+    Say("contraflow: " + options.output + " also has " + others + " of another plan");
   if (interrupt.happened()) Say("contraflow: interrupted: these rows are the best so far");
   return kExitFine;
 }

@@ -46,6 +46,10 @@ struct LaunchFile {
   std::string path, text;
 };
 
+/// Names of all files that LaunchFiles may give.
+inline constexpr std::string_view kLaunchNames[] = {"megatron.args", "run.csv", "run.py",
+                                                    "torchtitan.args", "train.py"};
+
 /// Returns the files with which a framework trains by a plan that stands in `folder`, which ends
 /// with a slash:
 ///   megatron    megatron.args, an argument a line, quoted for a shell

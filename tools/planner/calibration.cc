@@ -6,6 +6,7 @@
 #include <map>
 #include <optional>
 
+#include "compiler/files/json.h"
 #include "compiler/plan/error.h"
 #include "compiler/plan/text.h"
 #include "compiler/simulate/simulate.h"
@@ -15,6 +16,7 @@
 #include "tools/cli/options.h"
 #include "tools/planner/estimate.h"
 #include "tools/planner/planner.h"
+#include "tools/planner/row_compiler.h"
 
 namespace contraflow {
 namespace {
@@ -22,6 +24,8 @@ namespace {
 /// Steps of the search for a factor, which is nearly one over time, and the error it may leave.
 constexpr int kScaleSteps = 6;
 constexpr double kClose = 0.005;
+/// Least factor: a slower run is of another model or has another unit.
+constexpr double kLeastScale = 0.02;
 constexpr double kNanosecond = 1e-9;
 
 constexpr std::string_view kRunKeys[] = {
@@ -145,10 +149,11 @@ double ScaleOf(const CalibrationRun& run, double* predicted) {
       scale *= seconds / run.seconds;
       seconds = Predicted(run, scale);
     }
-    if (std::abs(seconds / run.seconds - 1) <= 2 * kClose) return scale;
+    if (std::abs(seconds / run.seconds - 1) <= 2 * kClose && scale >= kLeastScale) return scale;
     throw Error("the run is predicted to take " +
                 FormatWithUnit(static_cast<Time>(*predicted / kNanosecond), Unit::kNanoseconds) +
-                ", and no efficiencies of at most 1 give the measured " +
+                ", and no efficiencies between " + FormatReal(kLeastScale) +
+                " times the GPU's and 1 give the measured " +
                 FormatWithUnit(static_cast<Time>(run.seconds / kNanosecond), Unit::kNanoseconds) +
                 "; is it of this model, GPU and configuration?");
   } catch (const InternalError&) {

@@ -19,6 +19,7 @@
 namespace contraflow {
 namespace {
 
+constexpr int64_t kLeastMemory = 1'000'000;
 constexpr int kMostGpus = 1 << 17, kMostSequences = 1 << 20, kMostRows = 100;
 
 void CheckMost(const char* field, int value, int most) {
@@ -63,6 +64,10 @@ PlanRequest ResolvePlan(const PlanFlags& flags) {
   request.gpu = GpuOf(flags.gpu);
   if (!flags.memory.empty()) {
     request.gpu.memory = ReadOption([&] { return ParseBytes(flags.memory, "`memory`"); });
+    if (request.gpu.memory < kLeastMemory) {
+      throw UsageError("`memory`: " + FormatBytes(request.gpu.memory) +
+                       " is less than a GPU has; give a unit, as in 24GB");
+    }
   }
   request.gpus = flags.gpus;
   request.global_batch = flags.global_batch;

@@ -78,7 +78,7 @@ std::vector<std::string> AssumptionsOf(const PlanRequest& request) {
   for (size_t kind = 0; kind < kWorkKinds; ++kind) {
     efficiency += (efficiency.empty() ? "" : ", ") +
                   std::string(Name(static_cast<WorkKind>(kind))) + " " +
-                  FormatReal(setup.efficiency[kind]);
+                  Rounded(setup.efficiency[kind], 1000);
   }
   std::vector<std::string> lines = {
       "GPU " + request.gpu.name + ": " + FormatBytes(request.gpu.memory) + ", matmuls in " +
@@ -169,6 +169,25 @@ std::string RoomText(const PlanRequest& request, const std::vector<PlannerRow>& 
          " for CUDA, communicators and fragments; --workspace 4GB sets some aside";
 }
 
+/// Counts the configurations that were compiled and those that were not, by reason.
+std::string CountsText(const PlanRequest& request, const PlannerResult& result) {
+  const Rejected& rejected = result.rejected;
+  std::string reasons;
+  const auto count = [&](int number, const std::string& reason) {
+    if (number > 0)
+      reasons += (reasons.empty() ? "; not: " : ", ") + FormatCount(number) + " " + reason;
+  };
+  count(rejected.shape, "that do not divide");
+  count(rejected.framework, "that " + std::string(Name(request.framework)) + " does not run");
+  count(rejected.memory, "over the memory");
+  count(rejected.bound, "proven longer");
+  count(rejected.budget, std::string("guessed to be longer, for which ") +
+                             (result.interrupted ? "there was no time" : "--budget had no time"));
+  return "compiled " + Counted(result.compiled, "configuration") + reasons +
+         (result.interrupted ? "; these rows are the best so far"
+                             : "; more of --budget improves the rows, too");
+}
+
 Json MemoryJson(const PlannerRow& row) {
   Json memory = Json::object();
   for (const MemoryKind& kind : MemoryKinds(row.memory, row.plan.level)) {
@@ -195,7 +214,8 @@ std::string CompileLine(const PlannerRow& row, const std::string& costs,
   return line + " -o " + output;
 }
 
-void WriteRow(const PlanRequest& request, const PlannerRow& row, const std::string& folder) {
+std::vector<std::string> WriteRow(const PlanRequest& request, const PlannerRow& row,
+                                  const std::string& folder) {
   std::error_code error;
   std::filesystem::create_directories(folder, error);
   if (error) throw Error(folder + ": cannot be made: " + error.message());
@@ -203,9 +223,16 @@ void WriteRow(const PlanRequest& request, const PlannerRow& row, const std::stri
   WriteFile(at + "costs.json", PlannerCosts(request).TextOf(row.configuration));
   WritePlanFile(at + "plan.json", row.plan);
   WriteFile(at + "command.txt", CompileLine(row, at + "costs.json", at + "plan.json") + "\n");
-  for (const LaunchFile& file : LaunchFiles(request.LaunchOf(row.configuration), row.plan, at)) {
-    WriteFile(file.path, file.text);
+  const auto files = LaunchFiles(request.LaunchOf(row.configuration), row.plan, at);
+  for (const LaunchFile& file : files) WriteFile(file.path, file.text);
+  std::vector<std::string> others;
+  for (const std::string_view name : kLaunchNames) {
+    const std::string path = at + std::string(name);
+    if (std::ranges::count(files, path, &LaunchFile::path) == 0 &&
+        std::filesystem::exists(path, error))
+      others.emplace_back(name);
   }
+  return others;
 }
 
 std::string WriteBrief(const PlannerRow& row) {
@@ -235,17 +262,7 @@ std::string WritePlans(const PlanRequest& request, const PlannerResult& result) 
   text +=
       "mb sequences a micro-batch, M micro-batches of each of dp replicas; memory of the "
       "fullest rank's GPU\n";
-  const Rejected& rejected = result.rejected;
-  text += "compiled " + Counted(result.compiled, "configuration") +
-          "; not: " + std::to_string(rejected.shape) + " of other shape, " +
-          (rejected.framework > 0 ? std::to_string(rejected.framework) + " that " +
-                                        std::string(Name(request.framework)) + " does not run, "
-                                  : "") +
-          std::to_string(rejected.memory) + " over the memory, " + std::to_string(rejected.bound) +
-          " proven longer, " + std::to_string(rejected.budget) +
-          " guessed to be longer, for which " +
-          (result.interrupted ? "there was no time; these rows are the best so far\n"
-                              : "--budget had no time; more of it also improves the rows\n");
+  text += CountsText(request, result) + "\n";
   for (const std::string& line : AssumptionsOf(request)) text += "assumed: " + line + "\n";
   return text;
 }

@@ -50,14 +50,13 @@ using PlanReport = std::function<void(double done, const PlannerRow* best)>;
 PlannerResult FindPlans(const PlanRequest& request, const PlanReport& report = {},
                         const std::atomic<bool>* stop = nullptr);
 
-struct CompileFlags;
-/// Flags of the `contraflow compile` of a row, with these costs.
-CompileFlags CompileFlagsOf(const PlannerRow& row, const CostModel& costs);
 /// Words of the `contraflow compile` that gives the plan of a row from costs in this file.
 std::string CompileLine(const PlannerRow& row, const std::string& costs, const std::string& output);
 /// Writes costs.json, plan.json and command.txt of a row to a folder, which is made where it is
-/// absent, and the files that start the framework of the request.
-void WriteRow(const PlanRequest& request, const PlannerRow& row, const std::string& folder);
+/// absent, and the files that start the framework of the request. Returns the names of files there
+/// that start another framework, with an earlier plan.
+std::vector<std::string> WriteRow(const PlanRequest& request, const PlannerRow& row,
+                                  const std::string& folder);
 
 /// "tp 2 ep 1 pp 4 dp 2, 1f1b: 2.088 s" of a row.
 std::string WriteBrief(const PlannerRow& row);

@@ -138,20 +138,31 @@ class Judgement {
            std::to_string(std::ranges::max_element(ranks, {}, figure) - ranks.begin());
   }
 
-  /// All digits, since two that differ must not read alike.
   std::string Exactly(Time ticks) const { return FormatTime(ticks, report_.unit) + unit_; }
 
-  void Put(const char* limit, double value, double bound, bool broken, const std::string& message,
-           const std::string& unit = "") {
-    results_.push_back({limit, broken ? message : "", value, bound, unit});
+  /// A figure and its limit, each as text.
+  using Pair = std::pair<std::string, std::string>;
+
+  /// The short texts, or the exact ones where those read alike.
+  static Pair Apart(Pair brief, Pair exact) {
+    return brief.first == brief.second ? std::move(exact) : std::move(brief);
+  }
+
+  void Put(const char* limit, double value, double bound, bool broken, const std::string& what,
+           const Pair& texts, const std::string& where, const char* exceeds = " exceeds") {
+    const std::string is = what + " " + texts.first + where;
+    results_.push_back({limit, broken ? is + exceeds + " the limit " + texts.second : "", value,
+                        bound, is + ", at most " + texts.second});
   }
 
   void Times(const char* limit, const std::optional<GivenTime>& given, const std::string& what,
              Time value, const std::string& where) {
     if (!given) return;
     const Time bound = ToTicks(*given, report_.unit, FieldOf(limit));
-    Put(limit, FromTicks(value, report_.unit), FromTicks(bound, report_.unit), value > bound,
-        what + " " + Exactly(value) + where + " exceeds the limit " + Exactly(bound), unit_);
+    const Pair exact = {Exactly(value), Exactly(bound)};
+    const auto brief = [&](Time time) { return FormatWithUnit(time, report_.unit); };
+    Put(limit, FromTicks(value, report_.unit), FromTicks(bound, report_.unit), value > bound, what,
+        report_.unit == Unit::kUnit ? exact : Apart({brief(value), brief(bound)}, exact), where);
   }
 
   void Ratio(const char* limit, std::optional<double> bound, const std::string& what, double value,
@@ -170,15 +181,13 @@ class Judgement {
       std::snprintf(is, sizeof is, "%.*g", digits, scale * value);
       std::snprintf(at_most, sizeof at_most, "%.*g", digits, scale * *bound);
     } while (digits < 17 && std::string_view(is) == at_most);
-    Put(limit, value, *bound, value > *bound,
-        what + " " + is + unit + " exceeds the limit " + at_most + unit_of_limit);
+    Put(limit, value, *bound, value > *bound, what, {is + unit, at_most + unit_of_limit}, "");
   }
 
   void Count(const char* limit, int64_t bound, const std::string& what, int64_t value,
              const std::string& where) {
-    Put(limit, static_cast<double>(value), static_cast<double>(bound), value > bound,
-        what + " " + std::to_string(value) + where + " exceed the limit " + std::to_string(bound),
-        what == "bytes" ? " bytes" : "");
+    Put(limit, static_cast<double>(value), static_cast<double>(bound), value > bound, what,
+        {std::to_string(value), std::to_string(bound)}, where, " exceed");
   }
 
   void Bytes() {
@@ -188,8 +197,12 @@ class Judgement {
           "`costs` with a file that does, or `max_activations`");
     }
     const auto worst = std::ranges::max_element(report_.memory, {}, &MemoryFigures::total);
-    Count("max_bytes", *limits_.max_bytes, "bytes", worst->total(),
-          " on rank " + std::to_string(worst - report_.memory.begin()));
+    const int64_t value = worst->total(), bound = *limits_.max_bytes;
+    Put("max_bytes", static_cast<double>(value), static_cast<double>(bound), value > bound,
+        "memory",
+        Apart({FormatBytes(value), FormatBytes(bound)},
+              {std::to_string(value) + " bytes", std::to_string(bound) + " bytes"}),
+        " on rank " + std::to_string(worst - report_.memory.begin()));
   }
 
   void Formula() {

@@ -50,7 +50,7 @@ struct LimitResult {
   std::string limit;   ///< "max_bubble"; "sound" for the proof, "golden" for the comparison
   std::string broken;  ///< the flaw, or ""
   std::optional<double> value = {}, bound = {};
-  std::string unit = {};  ///< " us", " bytes"; "" for a plain number
+  std::string held = {};  ///< "makespan 4.02 s, at most 4.5 s"; "" without a bound
 };
 
 /// Result of a plan.

@@ -54,14 +54,14 @@ TEST_CASE("calibration: a step time is the same as its rate, and its batch may b
 
 TEST_CASE("calibration: costs of a scaled request say what scaled them") {
   PlanRequest request = SmallDense(8);
-  ScaleToRun("step=2s,pp=4,gpus=16,global-batch=32", &request);
+  ScaleToRun("step=40ms,pp=4,gpus=16,global-batch=32", &request);
   const CostSetup setup = request.SetupOf({.pp = 4});
   const Efficiencies own = EfficienciesOf(request.gpu, false);
   for (size_t kind = 0; kind < own.size(); ++kind) {
     CHECK(setup.efficiency[kind] == doctest::Approx(own[kind] * request.scale));
   }
   CHECK(request.scale < 1);
-  CHECK(Contains(setup.efficiency_note, "times those of the GPU: a run (step=2s,pp=4"));
+  CHECK(Contains(setup.efficiency_note, "times those of the GPU: a run (step=40ms,pp=4"));
   // costs init knows no GPUs but those of the run.
   request.gpus = 0;
   CHECK(Failure([&] { ScaleToRun("step=2s,pp=4", &request); }) ==
@@ -86,7 +86,8 @@ TEST_CASE("calibration: what cannot be is refused with the remedy") {
   CHECK(why("step=1s,pp=0") == "`measured`: pp must be a whole number of at least 1");
   CHECK(Contains(why("step=1s,schedule=x"), "`measured`: unknown schedule \"x\""));
   CHECK(Contains(why("step=1s,pp=3"), "`measured`: `gpus`: the model cannot be split over 8 GPUs"));
-  CHECK(Contains(why("step=1ms,pp=4"), "no efficiencies of at most 1 give the measured 1 ms"));
+  CHECK(Contains(why("step=1ms,pp=4"),
+                 "no efficiencies between 0.02 times the GPU's and 1 give the measured 1 ms"));
 }
 
 TEST_SUITE_END();

@@ -201,7 +201,7 @@ class PlanSearch {
       const int64_t work = compiler_.WorkOf(candidate.configuration, kAuto.name);
       if (work > (budget - spent()) / kLookPart) continue;
       Report(std::min(kFirst, static_cast<double>(spent()) / static_cast<double>(request_.budget)));
-      Search(request_.schedules, std::max(look, work), &candidate);
+      Search(request_.schedules, std::max(look, work / 2), &candidate);
     }
   }
 

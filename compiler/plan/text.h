@@ -39,4 +39,7 @@ std::string PlainText(std::string_view text);
 /// Like PlainText, of a name or a path, on one line.
 std::string PlainLine(std::string_view text);
 
+/// A word of a shell's command line, in single quotes where it needs them.
+std::string ShellWord(std::string_view text);
+
 }  // namespace contraflow

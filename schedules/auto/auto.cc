@@ -46,6 +46,8 @@ constexpr int64_t kStep = 4, kMostTimes = int64_t{1} << 30;
 /// Published schedules get partitions of their own if a shape with their routes has come within
 /// this share of the incumbent.
 constexpr int64_t kNear = 32;
+/// Share by which the guess of a step with recompute may be too long.
+constexpr Time kGuessed = 5;
 /// Orders that each choice of what to recompute takes as long as to evaluate, and the steps of
 /// components of a few partitions.
 constexpr int64_t kOrdersRecomputed = 200, kOrdersLowered = 2400;
@@ -159,18 +161,24 @@ class AutoSearch {
     }
   }
 
-  /// Offers the published schedule with which a shape of experts looks shortest: few searches find
-  /// orders that hide as many all-to-alls. A look with recompute is a guess, which must be shorter
-  /// than the incumbent.
+  /// Offers published schedules that hide all-to-alls, each for the shape with which it looks
+  /// shortest: few searches find orders that hide as many. A look with recompute is a guess, and
+  /// may be longer than the incumbent.
   void OfferLookedAt() {
-    const Shape* best = nullptr;
+    if (!HasAllToAlls(asked_.costs.layers)) return;
+    std::vector<const Shape*> shapes;
     for (const std::unique_ptr<Shape>& shape : shapes_) {
-      if (shape->published().schedule.empty()) continue;
-      if (best == nullptr || shape->published().step < best->published().step) best = shape.get();
+      if (!shape->published().schedule.empty()) shapes.push_back(shape.get());
     }
-    if (best == nullptr || !HasAllToAlls(asked_.costs.layers)) return;
-    const Time step = best->published().step, margin = HoldsLess(asked_) ? step / kNear : 0;
-    if (!incumbent_.any() || step + margin <= incumbent_.worth().step) OfferBestPublished(*best);
+    std::ranges::stable_sort(shapes, {},
+                             [](const Shape* shape) { return shape->published().step; });
+    std::set<std::string> made;
+    for (const Shape* shape : shapes) {
+      const auto& [schedule, step] = shape->published();
+      const Time margin = HoldsLess(asked_) ? step / kGuessed : 0;
+      if (incumbent_.any() && step - margin > incumbent_.worth().step) return;
+      if (made.insert(schedule).second) OfferBestPublished(*shape);
+    }
   }
 
   /// Offers the published schedule that did best on the shape.

@@ -55,6 +55,7 @@ void SearchWork::Enter(std::string_view phase) {
 
 void SearchWork::Found(Time makespan, Time bound) {
   if (whole_ != nullptr) return whole_->Found(makespan, bound);
+  if (state_.makespan > 0 && makespan > state_.makespan) return;
   state_.makespan = makespan;
   state_.bound = bound;
   if (control_.report) control_.report(state_);

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <functional>
 
+#include "compiler/plan/text.h"
+
 namespace contraflow {
 namespace {
 
@@ -19,13 +21,6 @@ std::string OneLine(std::string text) {
   std::replace(text.begin(), text.end(), '\n', ' ');
   text.erase(text.find_last_not_of(' ') + 1);
   return text;
-}
-
-/// In single quotes of a shell.
-std::string ShellWord(const std::string& text) {
-  std::string quoted = "'";
-  for (const char c : text) quoted += c == '\'' ? "'\\''" : std::string(1, c);
-  return quoted + "'";
 }
 
 /// A command by its words, "costs init".

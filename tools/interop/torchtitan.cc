@@ -2,6 +2,7 @@
 #include <utility>
 
 #include "compiler/plan/error.h"
+#include "compiler/plan/text.h"
 #include "tools/interop/interop.h"
 #include "tools/interop/launch.h"
 #include "tools/interop/stage_layers.h"
@@ -49,16 +50,6 @@ std::string Quoted(const std::string& text) {
     }
   }
   return out + "\"";
-}
-
-/// A word for a shell.
-std::string ShellWord(const std::string& text) {
-  constexpr std::string_view kPlain =
-      "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_./,-";
-  if (!text.empty() && text.find_first_not_of(kPlain) == std::string::npos) return text;
-  std::string out = "'";
-  for (const char c : text) out += c == '\'' ? std::string("'\\''") : std::string(1, c);
-  return out + "'";
 }
 
 /// One value of torchtitan's ParallelismConfig, or of its TrainingConfig.

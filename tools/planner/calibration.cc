@@ -102,6 +102,13 @@ CalibrationRun Parse(std::string_view text, const PlanRequest& request) {
   return run;
 }
 
+/// "tp=4,pp=4,dp=4 1f1b".
+std::string RunText(const CalibrationRun& run) {
+  const Configuration& ran = run.configuration;
+  return "tp=" + std::to_string(ran.tp) + ",pp=" + std::to_string(ran.pp) +
+         ",dp=" + std::to_string(ran.dp) + " " + run.schedule;
+}
+
 /// Seconds of a predicted step.
 double Predicted(CalibrationRun run, double scale) {
   run.request.scale = scale;
@@ -135,11 +142,8 @@ void ScaleToRun(const std::string& text, PlanRequest* request) {
   const auto time = [](double seconds) {
     return FormatWithUnit(static_cast<Time>(seconds / kNanosecond), Unit::kNanoseconds);
   };
-  const Configuration& ran = run.configuration;
-  request->scaled_by = "a run (" + text + "), taken as tp=" + std::to_string(ran.tp) +
-                       ",pp=" + std::to_string(ran.pp) + ",dp=" + std::to_string(ran.dp) + " " +
-                       run.schedule + ", took " + time(run.seconds) + " and not the predicted " +
-                       time(predicted);
+  request->scaled_by = "a run (" + text + "), taken as " + RunText(run) + ", took " +
+                       time(run.seconds) + " and not the predicted " + time(predicted);
 }
 
 double ScaleOf(const CalibrationRun& run, double* predicted) {
@@ -150,7 +154,7 @@ double ScaleOf(const CalibrationRun& run, double* predicted) {
       seconds = Predicted(run, scale);
     }
     if (std::abs(seconds / run.seconds - 1) <= 2 * kClose && scale >= kLeastScale) return scale;
-    throw Error("the run is predicted to take " +
+    throw Error("the run, taken as " + RunText(run) + ", is predicted to take " +
                 FormatWithUnit(static_cast<Time>(*predicted / kNanosecond), Unit::kNanoseconds) +
                 ", and no efficiencies between " + FormatReal(kLeastScale) +
                 " times the GPU's and 1 give the measured " +

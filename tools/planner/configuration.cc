@@ -19,6 +19,8 @@ constexpr std::array<std::string_view, 9> kKeys = {"tp",  "cp", "ep",          "
 /// Larger ones hold more and save little.
 constexpr int kMostMicroBatch = 16;
 constexpr int kMostZero = 3;
+/// Fixed values are multiplied up to here.
+constexpr int64_t kMostProduct = 1 << 20;
 /// Fewest tokens of a sequence on a device; shorter parts compute less than they send.
 constexpr int64_t kLeastPart = 4096;
 
@@ -104,6 +106,16 @@ void CheckFixed(const PlanRequest& request) {
   if (experts % ep->second != 0) {
     refuse("ep", ep->second, "does not divide the " + std::to_string(experts) + " experts");
   }
+}
+
+/// GPUs of one replica, as far as values are fixed, at least.
+int64_t FixedProduct(const FixedValues& fixed) {
+  int64_t product = 1;
+  for (const char* const key : {"tp", "cp", "pp"}) {
+    const auto value = fixed.find(key);
+    if (value != fixed.end() && product <= kMostProduct) product *= value->second;
+  }
+  return product;
 }
 
 std::string FixedText(const FixedValues& fixed) {
@@ -253,6 +265,12 @@ std::vector<Configuration> ConfigurationsOf(const PlanRequest& request, Rejected
                 "multiple of the replicas, such as " +
                 std::to_string(request.gpus) +
                 (fixed.empty() ? "" : ", or `fix` less than " + fixed));
+  }
+  const int64_t product = FixedProduct(request.fixed);
+  if (request.gpus % product != 0) {
+    throw Error("`fix`: " + fixed + " are " + std::to_string(product) +
+                " GPUs or more, which must divide the " + std::to_string(request.gpus) +
+                " of `gpus`; fix less");
   }
   throw Error("`gpus`: the model cannot be split over " + std::to_string(request.gpus) + " GPUs" +
               (fixed.empty() ? "; give a multiple of 8"

@@ -85,7 +85,8 @@ std::vector<std::string> AssumptionsOf(const PlanRequest& request) {
           (request.fp8 ? "fp8" : "bf16") + "; " +
           (request.workspace == 0 ? "no memory is" : FormatBytes(request.workspace) + " are") +
           " set aside for libraries and fragments",
-      "efficiencies, measured on " + MeasuredOn(request) + ": " + efficiency,
+      "efficiencies, measured on " + MeasuredOn(request) +
+          (request.scaled_by.empty() ? "" : " and scaled") + ": " + efficiency,
       "MFU: forward and backward FLOPs without recompute, by the GPU's " +
           std::string(request.fp8 ? "fp8" : "bf16") + " peak",
       AllToAllText(request),
@@ -222,7 +223,8 @@ std::vector<std::string> WriteRow(const PlanRequest& request, const PlannerRow& 
   const std::string at = folder.ends_with('/') ? folder : folder + "/";
   WriteFile(at + "costs.json", PlannerCosts(request).TextOf(row.configuration));
   WritePlanFile(at + "plan.json", row.plan);
-  WriteFile(at + "command.txt", CompileLine(row, at + "costs.json", at + "plan.json") + "\n");
+  WriteFile(at + "command.txt",
+            CompileLine(row, ShellWord(at + "costs.json"), ShellWord(at + "plan.json")) + "\n");
   const auto files = LaunchFiles(request.LaunchOf(row.configuration), row.plan, at);
   for (const LaunchFile& file : files) WriteFile(file.path, file.text);
   std::vector<std::string> others;

@@ -5,10 +5,16 @@
 #include "compiler/files/file.h"
 #include "compiler/plan/error.h"
 #include "compiler/plan/spec.h"
+#include "compiler/plan/text.h"
 #include "tools/cli/exit.h"
 #include "tools/cli/options.h"
 
 namespace contraflow {
+namespace {
+
+constexpr int64_t kLeastWorkspace = 1'000'000;
+
+}  // namespace
 
 GpuSheet GpuOf(const std::string& text) {
   if (text.ends_with(".json")) return ReadGpuFile(ReadFile(text, kMaxGpuFileBytes), text);
@@ -42,6 +48,10 @@ void ReadKept(const KeptFlags& flags, CostSetup* setup) {
   setup->workspace = 0;
   if (flags.workspace.empty()) return;
   setup->workspace = ReadOption([&] { return ParseBytes(flags.workspace, "`workspace`"); });
+  if (setup->workspace > 0 && setup->workspace < kLeastWorkspace) {
+    throw UsageError("`workspace`: " + FormatBytes(setup->workspace) +
+                     " is less than any library takes; give a unit, as in 4GB");
+  }
 }
 
 }  // namespace contraflow

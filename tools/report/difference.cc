@@ -104,9 +104,9 @@ std::string UnlikeWork(const std::string& was_name, const PlanFigures& was,
   const double ratio = static_cast<double>(is.work) / static_cast<double>(was.work);
   if (ratio < kUnlikeWork && ratio > 1 / kUnlikeWork) return "";
   return is_name + " computes " + FormatReal(std::round(ratio * 100) / 100) + " times as long as " +
-         was_name + ", as each of its " + std::to_string(is.stages) +
-         " stages costs as much as one of " + std::to_string(was.stages) +
-         "; for one model compile both with --partition even";
+         was_name + ": either they are of different models, or each of its " +
+         std::to_string(is.stages) + " stages costs as much as one of " +
+         std::to_string(was.stages) + "; for one model compile both with --partition even";
 }
 
 namespace {

@@ -18,7 +18,7 @@ namespace {
 
 /// Shares of the budget up to the end of the scan and of the first searches, where orders are
 /// searched; the rest is for the best again.
-constexpr double kScan = 0.3, kFirst = 0.6;
+constexpr double kScan = 0.3, kFirst = 0.68;
 /// The same for named schedules, whose plans are made once and for all.
 constexpr double kScanNamed = 0.6, kFirstNamed = 0.9;
 /// Shortest first search, and the share of the budget that it takes.

@@ -64,7 +64,7 @@ class PlannerTest(unittest.TestCase):
 
     def test_errors(self):
         for changed, said in (({"gpus": 0}, "^gpus: 0 is too small"), ({"gpu": "x9"}, "^gpu: unknown GPU .x9."),
-                              ({"fix": {"tp": 3}}, "^gpus: .*fix tp=3"), ({"only": ["1f1b", "x"]}, "unknown schedule .x."),
+                              ({"fix": {"tp": 3}}, "^fix: tp=3 are 3 GPUs"), ({"only": ["1f1b", "x"]}, "unknown schedule .x."),
                               ({"model": {"model_type": "x"}}, "^model: /model_type: unknown"),
                               ({"model": {"hidden_size": object()}}, "^model: must hold numbers"),
                               ({"for_": "x"}, "^for: must be megatron.torch.torchtitan, is"), ({"model": "/none.json"}, "^/none.json: cannot be read"),

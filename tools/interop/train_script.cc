@@ -9,9 +9,8 @@ constexpr std::string_view kScript =
     R"py("""Trains a model of Hugging Face on random tokens, by the plan.json beside this file.
 
     torchrun --nproc_per_node GPUS train.py CONFIG.json [--tiny] [--steps N]
-    torchrun --nnodes NODES --nproc_per_node GPUS --rdzv_backend c10d --rdzv_endpoint HOST:29500 train.py CONFIG.json
 
-A process a GPU: ranks x replicas x devices that share experts. The second line is for several nodes. --tiny makes layers and experts small, for a CPU.
+GPUs: ranks x replicas x devices that share experts; on several nodes add --nnodes and --rdzv_endpoint. --tiny: for a CPU.
 """
 
 import argparse

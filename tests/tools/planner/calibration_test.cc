@@ -85,7 +85,8 @@ TEST_CASE("calibration: what cannot be is refused with the remedy") {
   CHECK(why("step=1s,pp=2,pp=2") == "`measured`: has pp twice");
   CHECK(why("step=1s,pp=0") == "`measured`: pp must be a whole number of at least 1");
   CHECK(Contains(why("step=1s,schedule=x"), "`measured`: unknown schedule \"x\""));
-  CHECK(Contains(why("step=1s,pp=3"), "`measured`: `gpus`: the model cannot be split over 8 GPUs"));
+  CHECK(Contains(why("step=1s,pp=3"),
+                 "pp=3,tp=1 are 3 GPUs or more, which must divide the 8 of `gpus`"));
   CHECK(Contains(why("step=1ms,pp=4"),
                  "no efficiencies between 0.02 times the GPU's and 1 give the measured 1 ms"));
 }

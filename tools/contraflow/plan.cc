@@ -5,6 +5,7 @@
 
 #include "compiler/files/file.h"
 #include "compiler/plan/error.h"
+#include "compiler/plan/text.h"
 #include "tools/cli/exit.h"
 #include "tools/cli/options.h"
 #include "tools/cli/terminal.h"

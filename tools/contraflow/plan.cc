@@ -4,7 +4,6 @@
 #include <string>
 
 #include "compiler/files/file.h"
-#include "compiler/plan/error.h"
 #include "compiler/plan/text.h"
 #include "tools/cli/exit.h"
 #include "tools/cli/options.h"

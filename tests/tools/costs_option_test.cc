@@ -2,6 +2,7 @@
 
 #include <string>
 
+#include "compiler/plan/layer_cost.h"
 #include "compiler/plan/spec.h"
 #include "schedules/compile.h"
 #include "tests/support/failure.h"
@@ -191,6 +192,33 @@ TEST_SUITE("unit") {
     CHECK(Failure([&] {
             CostsForPlan({.read = today}, Compile(spec));
           }).starts_with("`costs`: /stages: lists 3 stages, this schedule has 8; give "));
+  }
+
+  TEST_CASE("a plan keeps its ZeRO stage under the costs of its model") {
+    LayerCost block = {.name = "block",
+                       .repeat = 8,
+                       .cost = {.f = 100, .b = 100, .w = 100, .bw = 200, .fb = 300},
+                       .parameter_bytes = 10,
+                       .gradient_bytes = 20,
+                       .optimizer_bytes = 80};
+    block.cost.reduce = 400;
+    block.cost.step = 1600;
+    Spec spec;
+    spec.schedule = "zb-v";
+    spec.ranks = 2;
+    spec.microbatches = 8;
+    spec.data_parallel = 4;
+    spec.costs.layers = {block};
+    spec.costs.ring = true;
+    const CostsOption model = {.read = spec.costs};
+    for (const int zero : {0, 1}) {
+      ApplyDeviceMemory({.bytes = {}, .zero = zero}, &spec);
+      const Plan plan = Compile(spec);
+      CHECK(plan.costs->stages[0].step == (zero == 0 ? 3200 : 800));
+      const CostModel costs = CostsForPlan(model, plan);
+      CHECK(costs.stages == plan.costs->stages);
+      CHECK(costs.memory == plan.costs->memory);
+    }
   }
 
   TEST_CASE("an error about the costs names their file") {

@@ -259,6 +259,10 @@ CostModel CostsForPlan(const CostsOption& option, const Plan& plan,
     }
   }
   CostModel costs = ResolveCosts(option, plan.costs ? *plan.costs : UnitCosts(), assumed);
+  // A plan keeps the ZeRO stage that `compile --zero` gave it.
+  const int zero = plan.costs && plan.costs->memory ? plan.costs->memory->zero : 0;
+  if (zero > 0 && !costs.layers.empty() && !costs.memory) costs.memory.emplace();
+  if (costs.memory && costs.memory->zero == 0) costs.memory->zero = zero;
   if (!costs.layers.empty()) {
     const CommCost comm = costs.comm;
     costs = StagesForPlan(costs, plan, OverlapOf(option, costs));

@@ -1,8 +1,6 @@
 // A shape of costs of layers: which partitions of a placement and depth are searched, and how long.
-// A short search of each of a few promising ones; then partition and order together, where that
-// helps, else a longer search of the best of these and of the partition with which the bound for
-// any ends, and a long one of the most promising and of the best; and another after layers have
-// moved. A run goes on from the best plan of the one before.
+// A short search of each of a few promising ones, then partition and order together, then the order
+// of the best. A run goes on from the best plan of the one before.
 
 #include <algorithm>
 #include <iterator>
@@ -34,15 +32,8 @@ namespace {
 /// and what share of the whole that is.
 constexpr int kMostUnproven = 4;
 constexpr int64_t kShortShare = 16;
-/// Partitions of those that are searched again, each with this many such shares.
-constexpr size_t kMostAgain = 2;
-constexpr int64_t kSharesAgain = 2;
 /// Orders of a first run, over all partitions, where cells run again or go to the host.
 constexpr int64_t kOrdersThatHoldLess = 1600;
-/// Orders that one takes as long as to evaluate that is simulated.
-constexpr int64_t kOrdersSimulated = 3;
-/// Share of the rest in which layers move.
-constexpr int64_t kMovedShare = 4;
 /// Share of a run that the bound for any partition may take.
 constexpr int64_t kBoundShare = 8;
 
@@ -56,12 +47,6 @@ Plan FrameOf(const Spec& of) {
   uniform.device_memory.reset();
   return CandidatesOf(uniform).front().frame;
 }
-
-/// A partition that was searched.
-struct Tried {
-  Time step = 0, bound = 0;
-  Partition partition;
-};
 
 class LayerShape : public Shape {
  public:
@@ -101,14 +86,8 @@ class LayerShape : public Shape {
     all_ = work->left();
     SearchPromising();
     if (!best_) return Done();
-    // If that helps, it does so again, else more is made of what has been tried.
-    if (!Done() && Tune(0)) {
-      if (!Done()) Tune(1);
-    } else {
-      if (!Done()) DeepenBest();
-      if (!Done()) DeepenPromising();
-    }
-    if (!Done()) MoveLayers();
+    if (!Done()) Tune();
+    if (!Done()) DeepenBest();
     return true;
   }
 
@@ -176,33 +155,10 @@ class LayerShape : public Shape {
     if (!best_ && CountsBytes(of_.costs)) Search(MinMemory().partition, share);
   }
 
-  /// A longer one of the few best, and of the partition that the bound for any partition ends with.
-  void DeepenBest() {
-    std::ranges::stable_sort(tried_, {}, &Tried::step);
-    std::vector<Partition> again;
-    for (const Tried& one : tried_) {
-      if (again.size() == kMostAgain) break;
-      if (std::ranges::count(again, one.partition) == 0) again.push_back(one.partition);
-    }
-    // A shorter step lets the bound for any partition exclude more of them.
-    const auto add = [&](Partition balanced) {
-      if (balanced.empty() || std::ranges::count(again, balanced) > 0) return;
-      again.push_back(std::move(balanced));
-    };
-    add(AnyPartition(best_->step).partition);
-    if (again.size() == 1) return;
-    for (const Partition& partition : again) {
-      if (Done()) return;
-      Search(partition, all_ / kShortShare * kSharesAgain);
-    }
-  }
-
-  /// Layers and the rules of a list scheduler together, from passes of different sizes. True where
-  /// that is shorter.
-  bool Tune(uint64_t time) {
-    if (!PlainOrders() || of_.chunks < 2 || AnyPartition(best_->step).value >= best_->step)
-      return false;
-    SearchWork part(work_, work_->left() / 4 * static_cast<int64_t>(1 + time));
+  /// Layers and the rules of a list scheduler together, from passes of different sizes.
+  void Tune() {
+    if (!PlainOrders() || of_.chunks < 2 || AnyPartition(best_->step).value >= best_->step) return;
+    SearchWork part(work_, work_->left() / 2);
     const auto problem_of = [&](const Partition& partition) -> std::optional<SearchProblem> {
       const std::optional<Candidate> candidate = CandidateOf(partition);
       if (!candidate) return std::nullopt;
@@ -210,50 +166,19 @@ class LayerShape : public Shape {
     };
     std::vector<Partition> starts = {partition_};
     const Partition even = EvenPartition(layers_.layers(), frame_.stages);
-    std::vector<Partition> stretches = FullStretches(layers_.layers(), frame_.stages);
-    std::vector<Partition> uneven = UnevenPasses(frame_, {even, partition_});
     // The first ones are looked at for sure.
-    if (time > 0) std::swap(stretches, uneven);
-    std::ranges::move(uneven, std::back_inserter(starts));
-    std::ranges::move(stretches, std::back_inserter(starts));
+    std::ranges::move(FullStretches(layers_.layers(), frame_.stages), std::back_inserter(starts));
+    std::ranges::move(UnevenPasses(frame_, {even, partition_}), std::back_inserter(starts));
     // Other draws in each run, since the best of all is kept.
-    const uint64_t seed = of_.search.seed + static_cast<uint64_t>(all_) + time;
+    const uint64_t seed = of_.search.seed + static_cast<uint64_t>(all_);
     const std::optional<TunedPartition> tuned =
         TuneTogether(frame_, starts, problem_of, AnyPartition(best_->step).value, seed, &part);
-    if (!tuned) return false;
-    const Time before = best_->step;
-    OfferOrder(*CandidateOf(tuned->partition), tuned->partition, tuned->found);
-    return best_->step < before;
+    if (tuned) OfferOrder(*CandidateOf(tuned->partition), tuned->partition, tuned->found);
   }
 
-  /// A long one of the most promising partition, where that is not the best, and of the best.
-  void DeepenPromising() {
-    // A partition whose bound is low may give more than the one with the shortest step so far.
-    const auto promise = [](const Tried& one) { return one.step / 4 + 3 * (one.bound / 4); };
-    const Partition promising = std::ranges::min_element(tried_, {}, promise)->partition;
-    if (promising != partition_) Search(promising, work_->left() / 3);
-    // With pairs more comes of going on from an order than of another one.
-    const int64_t share = pairs_ && OrdersAlone() ? 4 : 2;
-    if (!Done()) Search(Partition(partition_), work_->left() / share);
-  }
-
-  /// Searches with half of the rest the best with its layers moved under its order; the other half
-  /// goes on from the best order.
-  void MoveLayers() {
-    // Recomputed stages are chosen with the order, so that another partition may not have them.
-    const auto judge = [&](const Partition& moved) {
-      work_->Spend(kOrdersSimulated * instructions());
-      return WorthOf(best_->plan, StagedChunks(of_, frame_, &layers_, moved));
-    };
-    const int64_t most = work_->left() / kMovedShare / (kOrdersSimulated * instructions());
-    const Partition moved = ImprovePartition(partition_, judge, std::max<int64_t>(1, most));
-    if (moved != partition_) {
-      // Stages with other layers may have fewer than what is recomputed of them.
-      if (of_.recompute.choice == Recompute::Choice::kNone) OfferRestaged(moved);
-      if (!pairs_ || !OrdersAlone()) Search(moved, work_->left() / (OrdersAlone() ? 2 : 1));
-      if (!OrdersAlone()) return;
-    }
-    if (Done() || (OrdersAlone() && ImproveOrder())) return;
+  /// Spends the rest on the best order, or else on a search of its partition.
+  void DeepenBest() {
+    if (OrdersAlone() && ImproveOrder()) return;
     Search(Partition(partition_), work_->left());
   }
 
@@ -272,17 +197,6 @@ class LayerShape : public Shape {
     if (!evaluated.fits) return;
     OfferOrder(candidate, look.partition,
                {std::move(*order), evaluated.makespan, look.order->schedule});
-  }
-
-  /// The best order for other stages of the same routes.
-  void OfferRestaged(const Partition& moved) {
-    const Spec staged = Staged(of_, frame_, &layers_, moved);
-    Plan plan = best_->plan;
-    plan.costs = staged.costs;
-    if (!FitsMemory(plan, staged.costs, staged)) return;
-    plan.provenance->makespan = Simulate(plan, staged.costs, Keep::kFigures).makespan;
-    const Time step = StepTime(plan, staged.costs, staged.memory_limit, staged.search, work_);
-    Offer(moved, {std::move(plan), step});
   }
 
   /// Local search of the best order with all that is left; false where that mixes micro-batches.
@@ -371,7 +285,6 @@ class LayerShape : public Shape {
   }
 
   void Offer(const Partition& partition, FoundPlan found) {
-    tried_.push_back({found.step, found.plan.provenance->bound, partition});
     if (best_ && found.step >= best_->step) return;
     incumbent_->Offer(found.plan);
     Found(found.step);
@@ -391,7 +304,6 @@ class LayerShape : public Shape {
   int64_t bound_took_ = -1;  // instructions
   std::optional<FoundPlan> best_;
   Partition partition_;  // of the best
-  std::vector<Tried> tried_;
   // Set by each look and run:
   SearchWork* work_ = nullptr;
   Incumbent* incumbent_ = nullptr;

@@ -26,8 +26,6 @@ struct Looser {
   int64_t divisor;
 };
 constexpr Looser kLooser[] = {{4, 8}, {6, 16}, {8, 16}, {16, 16}};
-/// Share of the rest for orders that are listed with their copies; local search has the others.
-constexpr int64_t kListedShare = 2;
 
 }  // namespace
 
@@ -64,10 +62,8 @@ std::optional<FoundPlan> OffloadSearch::Run(SearchWork* work) {
   const bool lists = spec.recompute.choice == Recompute::Choice::kAuto ||
                      spec.recompute.choice == Recompute::Choice::kNone;
   if (lists && frame_ && !Done()) {
-    SearchWork part(work, work->left() / kListedShare);
-    OfferListed(&part);
+    OfferListed(work);
   }
-  if (best_ && !Done()) OfferMoved(work);
   return best_;
 }
 
@@ -128,23 +124,6 @@ void OffloadSearch::OfferListed(SearchWork* work) {
   }
   Offer(OffloadToFit(order, costs, candidate_.limits), from, work);
   Offer(std::move(listed), from, work);
-}
-
-/// Moves the order of the best with its copies and, where that is free to choose, its R.
-void OffloadSearch::OfferMoved(SearchWork* work) {
-  const Spec& spec = candidate_.spec;
-  const bool recompute =
-      spec.recompute.choice == Recompute::Choice::kAuto && InputBytes(spec.costs).has_value();
-  work->Enter("offload");
-  Plan plan = best_->plan;
-  // First without, so that a free choice of R is never worse.
-  for (const bool moves_r : {false, true}) {
-    if (moves_r && !recompute) break;
-    SearchWork part(work, recompute && !moves_r ? work->left() / 2 : work->left());
-    plan = ImproveOffloaded(plan, spec.costs, candidate_.limits, bound_, moves_r, spec.search.seed,
-                            &part);
-  }
-  Offer(std::move(plan), "local search from " + best_->plan.provenance->from, work);
 }
 
 }  // namespace contraflow

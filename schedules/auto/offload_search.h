@@ -25,7 +25,6 @@ class OffloadSearch : public CandidateSearch {
   bool Offer(Plan plan, const std::string& from, SearchWork* work);
   void OfferResidents(SearchWork* work);
   void OfferListed(SearchWork* work);
-  void OfferMoved(SearchWork* work);
 
   const Candidate candidate_;
   const bool freely_;

@@ -6,9 +6,8 @@
 #include <utility>
 
 #include "compiler/bound/bound.h"
-#include "compiler/simulate/simulate.h"
+#include "compiler/plan/error.h"
 #include "schedules/auto/search.h"
-#include "schedules/pairs/lowered_search.h"
 #include "schedules/published/placement.h"
 #include "schedules/search/exact_search.h"
 #include "schedules/search/portfolio.h"
@@ -40,19 +39,6 @@ void PreferShorterSteps(const SearchProblem& problem, const std::vector<Plan>& p
 bool SharesLanes(const Spec& spec) {
   return ByComponents(spec.costs, spec.search) &&
          spec.costs.derived.value_or(Overlap::kAll) == Overlap::kAll;
-}
-
-/// A second search, of the order as it runs on its lanes.
-void ImproveOnLanes(const Spec& spec, SearchWork* work, FoundPlan* found) {
-  work->Enter("lanes");
-  Plan better = ImproveLowered(found->plan, spec.costs, spec.memory_limit, spec.search.seed, work);
-  const Time step = StepTime(better, spec.costs, spec.memory_limit, spec.search, work);
-  if (step >= found->step) return;
-  found->step = step;
-  found->plan.programs = std::move(better.programs);
-  found->plan.provenance->makespan = Simulate(found->plan, spec.costs).makespan;
-  found->plan.provenance->from =
-      ("lanes, from " + found->plan.provenance->from).substr(0, kMaxFrom);
 }
 
 /// Share of the work of a small candidate for its other searches, before all of its schedules are
@@ -116,10 +102,8 @@ FoundPlan OrderSearch::Once(const Candidate& candidate, const Seeds& seeds, Time
                             SearchWork* work) {
   const Spec& spec = candidate.spec;
   const auto& [problem, published] = seeds;
-  // If lanes are shared, half of the work is left for the search on them.
-  const bool lanes = SharesLanes(spec) && !SharesStages(candidate.frame);
   const bool small = FewCells(candidate);
-  const int64_t share = lanes ? 2 : small ? kFirstShare : 1;
+  const int64_t share = small ? kFirstShare : 1;
   std::optional<SearchResult> found;
   {
     SearchWork part(work, work->left() / share);
@@ -140,7 +124,6 @@ FoundPlan OrderSearch::Once(const Candidate& candidate, const Seeds& seeds, Time
   best.plan.provenance = ProvenanceOf(candidate, found->from, found->makespan, *bound);
   best.step = StepTime(best.plan, spec.costs, spec.memory_limit, spec.search, work);
   PreferShorterSteps(problem, published, spec.search, work, &best);
-  if (lanes) ImproveOnLanes(spec, work, &best);
   return best;
 }
 

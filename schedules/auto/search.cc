@@ -32,10 +32,6 @@ void ImproveFurther(const SearchProblem& problem, Time bound, const SearchOption
                     int64_t budget, SearchWork* work, SearchResult* best) {
   const int64_t end = work->left() - budget;
   const auto left = [&] { return std::max<int64_t>(work->left() - end, 0); };
-  if (problem.frame.routes.size() > 1) {
-    ImproveWithin(problem, bound, options.seed, budget / 4, work, best);
-    StartSmall(problem, bound, options, budget / 2, work, best);
-  }
   if (JoiningPays(problem)) {
     JoinBackwards(problem, bound, left() / 8, work, best);
     ImproveWithin(problem, bound, options.seed, left() / 8 * 7, work, best);

@@ -23,13 +23,6 @@ Plan OffloadStages(Plan order, const CostModel& costs, const std::vector<int>& s
 /// as they come closest.
 Plan OffloadToFit(const Plan& order, const CostModel& costs, const std::vector<int64_t>& limits);
 
-/// An offloaded plan whose order, copies and, with `recompute`, R of single cells are searched
-/// together, until `bound` is reached or the work is spent; deterministic for a seed. Never longer
-/// within `limits` than the plan as it is or with its copies laid by OffloadToFit.
-Plan ImproveOffloaded(const Plan& offloaded, const CostModel& costs,
-                      const std::vector<int64_t>& limits, Time bound, bool recompute, uint64_t seed,
-                      SearchWork* work);
-
 /// Stages that a spec names, of this many. Throws Error if some do not exist.
 std::vector<int> StagesToOffload(int count, const Spec& spec);
 

@@ -133,35 +133,6 @@ std::optional<Time> ListScheduler::Run(const Rules& rules, Time below) {
   Reset(rules);
   below_ = below;
   while (queue_.first_time() != kNever && !given_up_) Decide(queue_.first(), queue_.first_time());
-  return Finish();
-}
-
-std::optional<Time> ListScheduler::RunInOrder(const Order& guide, const Rules& rules, Time below) {
-  Reset(rules);
-  below_ = below;
-  guide_.clear();
-  std::vector<int32_t> place(states_.size());
-  for (size_t r = 0; r < ranks_.size(); ++r) {
-    Rank& rank = ranks_[r];
-    for (int32_t t = rank.begin; t < rank.end; ++t) {
-      place[static_cast<size_t>(At(t).stage)] = t - rank.begin;
-    }
-    rank.guide = guide_.size();
-    for (const Action& action : guide[r]) {
-      guide_.push_back(static_cast<uint16_t>(place[static_cast<size_t>(action.stage)] * 4 +
-                                             static_cast<int32_t>(CostIndex(action.op))));
-    }
-    rank.guide_end = guide_.size();
-  }
-  while (queue_.first_time() != kNever && !given_up_) {
-    DecideInOrder(queue_.first(), queue_.first_time());
-  }
-  // Lists of ranks that do not go together wait for each other for ever.
-  if (started_ < total_) return std::nullopt;
-  return Finish();
-}
-
-std::optional<Time> ListScheduler::Finish() {
   if (given_up_) return std::nullopt;
   CF_ASSERT(started_ == total_);
   return end_;

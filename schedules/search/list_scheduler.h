@@ -70,10 +70,6 @@ class ListScheduler {
 
   /// The makespan if it is below `below`; gives up as soon as it cannot be.
   std::optional<Time> Run(const Rules& rules, Time below);
-  /// Forwards and backwards in the order of `guide` (which has nothing else) on every rank; only
-  /// weight gradients where the rules want them. None if memory forbids that order, or its ranks
-  /// would deadlock.
-  std::optional<Time> RunInOrder(const Order& guide, const Rules& rules, Time below);
   /// Order of the last run, which has returned something.
   Order TakeOrder() const;
   /// Sum of the last ends of all ranks, of the last run.
@@ -101,7 +97,6 @@ class ListScheduler {
     int32_t begin = 0, end = 0;  // its states
     size_t first = 0;            // of its codes
     size_t size = 0;             // of its codes so far
-    size_t guide = 0, guide_end = 0;
     RankRule rule;
     int32_t due = 0;  // weight gradients
     int64_t held = 0;
@@ -118,9 +113,7 @@ class ListScheduler {
   StageState& At(int32_t state) { return states_[static_cast<size_t>(state)]; }
   const StageState& At(int32_t state) const { return states_[static_cast<size_t>(state)]; }
   void Reset(const Rules& rules);
-  std::optional<Time> Finish();
   void Decide(int r, Time now);
-  void DecideInOrder(int r, Time now);
   Time WorthWaiting(const Rank& rank, int32_t ready, Time now, bool forward) const;
   int32_t WeightOf(const Rank& rank) const;
   void FillOrWait(int r, Time now, int32_t w, Time next);
@@ -145,7 +138,6 @@ class ListScheduler {
   std::vector<Time> f_in_, b_in_;            // arrivals by chunk
   std::vector<Time> edge_free_;
   std::vector<uint16_t> codes_;  // place of the stage on its rank * 4 + F, B, W, BW
-  std::vector<uint16_t> guide_;  // as codes_
   RankQueue queue_;
 };
 

@@ -168,34 +168,4 @@ void ListScheduler::Decide(int r, Time now) {
   }
 }
 
-void ListScheduler::DecideInOrder(int r, Time now) {
-  Rank& rank = ranks_[static_cast<size_t>(r)];
-  const int32_t w = rank.due > 0 ? WeightOf(rank) : -1;
-  Time next = RankQueue::kNever;
-  if (rank.guide < rank.guide_end) {
-    const uint16_t code = guide_[rank.guide];
-    const int32_t which = rank.begin + code / 4;
-    const StageState& state = At(which);
-    const bool forward = code % 4 == 0;
-    const int32_t k = forward ? state.nf : state.nb;
-    const bool known = k < (forward ? state.kf : state.kb);
-    if (known) next = (forward ? f_in_ : b_in_)[state.first + static_cast<size_t>(k)];
-    if (next <= now) {
-      const bool full = forward && rank.held + state.memory.activation > limit_;
-      if (full) {
-        if (w < 0) {
-          given_up_ = true;
-        } else {
-          Start(r, now, Op::W, w);
-        }
-        return;
-      }
-      ++rank.guide;
-      Start(r, now, forward ? Op::F : fused_ ? Op::BW : Op::B, which);
-      return;
-    }
-  }
-  FillOrWait(r, now, w, next);
-}
-
 }  // namespace contraflow

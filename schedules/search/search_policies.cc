@@ -6,7 +6,6 @@
 #include "schedules/search/evaluator.h"
 #include "schedules/search/list_scheduler.h"
 #include "schedules/search/policy.h"
-#include "schedules/search/repeating_block.h"
 #include "schedules/search/rule_changes.h"
 #include "schedules/search/search.h"
 
@@ -88,7 +87,6 @@ class PolicySearch {
       if (Done()) break;
       Try(policy, below_);
     }
-    if (several_ && problem_.limit && !Done()) TryBlocks();
     if (!rules_.ahead.empty() && !Done()) {
       SearchRules(problem_, bound_, kRuleRounds, left_for_others_, &work_, &scheduler_, rules_,
                   &best_);
@@ -102,9 +100,6 @@ class PolicySearch {
   /// Times the work, and at least this many instructions, that a first order is worth.
   static constexpr int64_t kNeeded = 4, kLeast = 2'000'000;
   static constexpr int kRuleRounds = 600;
-  static constexpr int kBlockRounds = 300;
-  static constexpr int kBlockRestarts = 5;
-  static constexpr int kFittingPeriods = 8;
 
   bool Done() const {
     if (!best_ && needed_) return work_.done() >= most_;
@@ -125,36 +120,6 @@ class PolicySearch {
     below_ = makespan;
     best_ = SearchResult{scheduler_.TakeOrder(), makespan, std::move(from)};
     work_.Found(makespan, bound_);
-  }
-
-  /// Blocks of ever longer periods until enough of them fit; each is a guide of list schedules.
-  void TryBlocks() {
-    BlockSearch search(problem_);
-    std::mt19937_64 random(1);
-    int fitting = 0;
-    for (int percent = 100; percent < 400 && fitting < kFittingPeriods; percent += 2) {
-      const Time period = search.least_period() * percent / 100;
-      bool fits = false;
-      for (int restart = 0; restart < kBlockRestarts; ++restart) {
-        if (Done()) return;
-        work_.Spend(search.size() * kBlockRounds);
-        if (search.Search(period, kBlockRounds, &random).excess > 0) break;
-        fits = true;
-        const Order order = OrderOf(problem_, search.block());
-        for (const int fill : {0, 50, 100}) {
-          Policy policy;
-          policy.fill = fill;
-          const std::optional<Time> makespan =
-              scheduler_.RunInOrder(order, RulesOf(problem_, policy), below_);
-          work_.Spend(scheduler_.cost());
-          if (!makespan) continue;
-          Keep(*makespan, "block of " + std::to_string(percent) + " % of the least period, fill " +
-                              std::to_string(fill));
-        }
-        search.Shake(&random);
-      }
-      fitting += fits;
-    }
   }
 
   const SearchProblem& problem_;

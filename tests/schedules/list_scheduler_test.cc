@@ -17,7 +17,6 @@
 #include "compiler/simulate/simulate.h"
 #include "schedules/published/placement.h"
 #include "schedules/search/evaluator.h"
-#include "schedules/search/repeating_block.h"
 #include "schedules/search/search.h"
 #include "schedules/search/search_problem.h"
 #include "tests/support/exact_instance.h"
@@ -128,49 +127,6 @@ TEST_SUITE("unit") {
     CHECK(*makespan == ProveBound(frame, spec.costs, 8).value);
     // Nor is anything below it, and so it gives up.
     CHECK(!scheduler.Run(RulesOf(problem, policy), *makespan));
-  }
-
-  TEST_CASE("a block repeats without two instructions at a time and within its memory") {
-    std::mt19937_64 random(5);
-    int fitting = 0;
-    for (const int ranks : {2, 3, 4, 6}) {
-      const Spec spec = MakeSpec("V", ranks, 3 * ranks, UniformCosts(10, 13, 7, 1));
-      const Plan frame = SingleRoutePlan(spec, VPlacement(ranks));
-      for (int limit = 2; limit <= 2 * ranks; ++limit) {
-        const SearchProblem problem = MakeProblem(frame, spec.costs, limit);
-        BlockSearch search(problem);
-        for (int percent = 100; percent <= 300; percent += 20) {
-          const Time period = search.least_period() * percent / 100;
-          const int64_t excess = search.Search(period, 20, &random).excess;
-          if (excess == BlockSearch::kNoRoom) continue;
-          const RepeatingBlock& block = search.block();
-          for (const std::vector<int>& here : problem.stages_of) {
-            std::vector<bool> busy(static_cast<size_t>(period), false);
-            const auto take = [&](Time start, Time length) {
-              for (Time t = start; t < start + length; ++t) {
-                const auto at = static_cast<size_t>(t % period);
-                CHECK(!busy[at]);
-                busy[at] = true;
-              }
-            };
-            for (const int index : here) {
-              const auto stage = static_cast<size_t>(index);
-              take(block.f[stage], problem.stages[stage].cost.f);
-              take(block.b[stage], problem.stages[stage].cost.b);
-            }
-          }
-          if (excess > 0) continue;
-          ++fitting;
-          ListScheduler scheduler(problem);
-          const std::optional<Time> makespan = scheduler.RunInOrder(
-              OrderOf(problem, block), RulesOf(problem, Policy{}), RankQueue::kNever);
-          REQUIRE(makespan);
-          MakespanOf(problem, {scheduler.TakeOrder(),
-                               Evaluate(problem, scheduler.TakeOrder()).makespan, "a block"});
-        }
-      }
-    }
-    CHECK(fitting > 20);
   }
 
   TEST_CASE("a coarse is a small problem of the same placement") {

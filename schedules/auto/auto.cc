@@ -51,8 +51,8 @@ constexpr Time kGuessed = 5;
 /// Orders that each choice of what to recompute takes as long as to evaluate, and the steps of
 /// components of a few partitions.
 constexpr int64_t kOrdersRecomputed = 200, kOrdersLowered = 2400;
-/// Partitions of each stage that are judged, about.
-constexpr int64_t kPartitionsJudged = 120;
+/// Partitions of each stage that are judged, about, in orders as OrdersJudged counts them.
+constexpr int64_t kPartitionsJudged = 40;
 /// Instructions of a partition search at most, and of a plan that is always made.
 constexpr int64_t kPartitionWork = 6'000'000, kSoonMade = 400'000;
 
@@ -63,7 +63,8 @@ int64_t WorkOfPublished(const Plan& frame, const Spec& spec) {
   if (spec.recompute.choice != Recompute::Choice::kNone) work += kOrdersRecomputed * instructions;
   if (spec.search.components) work += kOrdersLowered * instructions;
   if (spec.costs.layers.empty()) return work;
-  return work + std::min(kPartitionWork, kPartitionsJudged * frame.stages * instructions);
+  const int64_t judged = kPartitionsJudged * OrdersJudged(spec.costs) * frame.stages;
+  return work + std::min(kPartitionWork, judged * instructions);
 }
 
 Placement PlacementOf(const Plan& plan) {

@@ -20,8 +20,8 @@ namespace {
 /// least.
 constexpr int64_t kJudgedShare = 8;
 constexpr int64_t kFewestJudged = 8;
-/// Orders that one takes as long as to evaluate that is made and simulated, and a bound.
-constexpr int64_t kOrdersJudged = 3, kOrdersBounded = 2;
+/// Orders that a bound takes as long as to evaluate.
+constexpr int64_t kOrdersBounded = 2;
 /// Share of a step that its forwards take, about: they run again with recompute.
 constexpr double kForward = 1.0 / 3;
 /// Maximum number of partitions whose bound is proven.
@@ -52,7 +52,7 @@ FirstOrder BestPublished(const Candidate& candidate, SearchWork* work) {
   best.worth = kImpossible;
   std::vector<Plan> orders = PublishedOrders(candidate);
   if (std::optional<Plan> plan = PairedOrder(candidate)) orders.push_back(std::move(*plan));
-  work->Spend(static_cast<int64_t>(orders.size()) * kOrdersJudged *
+  work->Spend(static_cast<int64_t>(orders.size()) * OrdersJudged(candidate.spec.costs) *
               InstructionsOf(candidate.frame));
   for (Plan& plan : orders) {
     const PartitionWorth worth = WorthOf(plan, candidate.spec);
@@ -176,7 +176,7 @@ std::vector<Chance> Promising(const Spec& of, const Plan& frame, LayerStages* la
   };
   const std::vector<Partition> starts = StartingPartitions(*layers, frame, of.costs);
   const int64_t most =
-      std::max(kFewestJudged, work->left() / kJudgedShare / (3 * kOrdersJudged * instructions));
+      std::max(kFewestJudged, work->left() / kJudgedShare / (3 * OrdersJudged(of.costs) * instructions));
   const Partition front = BestFrom(starts, published, most, published);
   std::vector<Chance> promising = {{0, front}};
   // The best of an argument over all partitions, of those that may beat that.

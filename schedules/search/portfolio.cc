@@ -7,6 +7,7 @@
 #include "compiler/bound/bound.h"
 #include "compiler/lower/lower.h"
 #include "compiler/plan/error.h"
+#include "compiler/plan/layer_cost.h"
 #include "compiler/plan/memory_limit.h"
 #include "compiler/simulate/memory.h"
 #include "compiler/simulate/simulate.h"
@@ -16,8 +17,9 @@
 namespace contraflow {
 namespace {
 
-/// Instructions that are evaluated in the time in which one is lowered to components.
-constexpr int64_t kWorkOfLowered = 80;
+/// Instructions that are evaluated in the time in which one is lowered to components, and to
+/// messages alone.
+constexpr int64_t kWorkOfLowered = 80, kWorkOfComm = 6;
 
 /// Most activations that a schedule is stated to hold on its fullest rank.
 int MostActivations(const Schedule& schedule, const Spec& spec) {
@@ -103,8 +105,9 @@ bool FitsMemory(const Plan& plan, const CostModel& costs, const Spec& spec) {
 }
 
 bool HasEpilogue(const CostModel& costs) {
-  return std::any_of(costs.stages.begin(), costs.stages.end(),
-                     [](const StageCost& c) { return c.reduce > 0 || c.step > 0; });
+  const auto has = [](const StageCost& cost) { return cost.reduce > 0 || cost.step > 0; };
+  return std::ranges::any_of(costs.stages, has) ||
+         std::ranges::any_of(costs.layers, has, &LayerCost::cost);
 }
 
 bool ByComponents(const CostModel& costs, const SearchOptions& options) {
@@ -127,7 +130,9 @@ Time StepTime(const Plan& plan, const CostModel& given, std::optional<int64_t> l
                               .memory_limit = limit,
                               .verify = false};
   const Plan lowered = Lower(plan, costs, lower);
-  if (components && work != nullptr) work->Spend(kWorkOfLowered * InstructionCount(lowered));
+  if (work != nullptr) {
+    work->Spend((components ? kWorkOfLowered : kWorkOfComm) * InstructionCount(lowered));
+  }
   return Simulate(lowered, costs).makespan;
 }
 

@@ -52,7 +52,7 @@ constexpr Time kGuessed = 5;
 /// components of a few partitions.
 constexpr int64_t kOrdersRecomputed = 200, kOrdersLowered = 2400;
 /// Partitions of each stage that are judged, about, in orders as OrdersJudged counts them.
-constexpr int64_t kPartitionsJudged = 40;
+constexpr int64_t kPartitionsJudged = 100;
 /// Instructions of a partition search at most, and of a plan that is always made.
 constexpr int64_t kPartitionWork = 6'000'000, kSoonMade = 400'000;
 

@@ -115,7 +115,7 @@ PartitionWorth WorthOf(const Plan& plan, const Spec& staged) {
   return worth;
 }
 
-int64_t OrdersJudged(const CostModel& costs) { return HasEpilogue(costs) ? 12 : 3; }
+int64_t OrdersJudged(const CostModel& costs) { return HasEpilogue(costs) ? 6 : 3; }
 
 int64_t InstructionsOf(const Plan& frame) { return int64_t{3} * frame.stages * frame.microbatches; }
 

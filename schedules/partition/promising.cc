@@ -175,8 +175,8 @@ std::vector<Chance> Promising(const Spec& of, const Plan& frame, LayerStages* la
     return ByPublished(of, frame, layers, partition, judged, work);
   };
   const std::vector<Partition> starts = StartingPartitions(*layers, frame, of.costs);
-  const int64_t most =
-      std::max(kFewestJudged, work->left() / kJudgedShare / (3 * OrdersJudged(of.costs) * instructions));
+  const int64_t most = std::max(
+      kFewestJudged, work->left() / kJudgedShare / (3 * OrdersJudged(of.costs) * instructions));
   const Partition front = BestFrom(starts, published, most, published);
   std::vector<Chance> promising = {{0, front}};
   // The best of an argument over all partitions, of those that may beat that.

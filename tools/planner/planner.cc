@@ -22,7 +22,7 @@ constexpr double kScan = 0.3, kFirst = 0.68;
 /// The same for named schedules, whose plans are made once and for all.
 constexpr double kScanNamed = 0.6, kFirstNamed = 0.9;
 /// Shortest first search, and the share of the budget that it takes.
-constexpr int64_t kLeastLook = 20'000'000, kLooks = 200;
+constexpr int64_t kLeastLook = 20'000'000, kLooks = 100;
 /// Configurations that are searched again where none of the others fits.
 constexpr size_t kHarder = 3;
 /// Times the budget of the scan that are spent where there are fewer rows than asked for.
@@ -35,6 +35,8 @@ constexpr size_t kSearchedRows = 5;
 constexpr double kHeldByPairs = 1.5;
 /// A first search takes at most 1/2 of the budget that is left for all of them.
 constexpr int64_t kLookPart = 2;
+/// Budget of a first search, as a multiple of the work around it.
+constexpr int64_t kWorkOfLook = 4;
 
 struct Candidate {
   Configuration configuration;
@@ -199,9 +201,10 @@ class PlanSearch {
       if (stopped() || spent() >= budget) return;
       if (candidate.row->bound > best_) continue;
       const int64_t work = compiler_.WorkOf(candidate.configuration, kAuto.name);
-      if (work > (budget - spent()) / kLookPart) continue;
+      const int64_t budget_of_look = std::max(look, kWorkOfLook * work);
+      if (work + budget_of_look > (budget - spent()) / kLookPart) continue;
       Report(std::min(kFirst, static_cast<double>(spent()) / static_cast<double>(request_.budget)));
-      Search(request_.schedules, std::max(look, work / 2), &candidate);
+      Search(request_.schedules, budget_of_look, &candidate);
     }
   }
 

@@ -26,8 +26,8 @@ struct CompileWork {
 };
 constexpr CompileWork kOneStage = {3'000'000, 600'000, 12'000};      // a stage a rank
 constexpr CompileWork kMoreStages = {6'000'000, 6'000'000, 20'000};  // several
-constexpr CompileWork kTuned = {6'000'000, 6'000'000, 30'000};    // partitions are tried on orders
-constexpr CompileWork kSearched = {3'000'000, 600'000, 130'000};  // auto
+constexpr CompileWork kTuned = {6'000'000, 6'000'000, 30'000};   // partitions are tried on orders
+constexpr CompileWork kSearched = {1'000'000, 200'000, 30'000};  // auto
 
 /// Other stages per rank to try, if a framework has few schedules.
 constexpr int kDepths[] = {3, 4, 6, 8};

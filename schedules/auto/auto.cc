@@ -159,6 +159,9 @@ class AutoSearch {
       Worth& worth = looks_[shape.get()] = {INT64_MAX, 0};
       // Its run says why where there is none.
       incumbent_.Attempt([&] { worth = shape->Look(&work_, &incumbent_); });
+      // A search may find an order that holds less: such a shape competes with those that
+      // recompute.
+      if (HoldsLess(asked_) && worth.excess > 0 && worth.excess < INT64_MAX) worth.excess = 1;
     }
   }
 

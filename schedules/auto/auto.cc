@@ -111,14 +111,14 @@ class AutoSearch {
   }
 
   Plan Run() {
-    OfferPublished(Turn::kSoon);
+    OfferPublished(false);
     LookAtShapes();
     OfferLookedAt();
     bool open = true;
     for (int64_t times = 1; open && (times == 1 || !work_.spent()) && times < kMostTimes;
          times *= kStep) {
       open = RunRung(times);
-      if (times == 1) OfferPublished(Turn::kAfterRuns);
+      if (times == 1) OfferPublished(true);
     }
     if (!incumbent_.any()) Refuse();
     return Finish();
@@ -196,7 +196,7 @@ class AutoSearch {
     const std::optional<Spec> spec = SpecFor(**row, asked);
     if (!spec) return;
     const Plan frame = (*row)->frame(*spec);
-    if (!offered_.emplace(*row, spec->chunks).second) return;
+    if (!offered_.emplace(*row, frame.stages).second) return;
     work_.Spend(WorkOfPublished(frame, *spec));
     OfferPlan(**row, *spec, PlacementOf(frame));
   }
@@ -224,30 +224,29 @@ class AutoSearch {
     });
   }
 
-  /// Times at which published schedules are made.
-  enum class Turn {
-    kSoon,       ///< those that are soon made, whatever the budget
-    kAfterRuns,  ///< the others
-  };
-
-  /// Offers whole plans of published schedules. Slow schedules come only if their placement has
-  /// come near the incumbent.
-  void OfferPublished(Turn turn) {
+  /// Offers whole plans of published schedules, each once. Small ones come first, whatever the
+  /// budget. Large ones come after the first runs, and only if their placement has come near the
+  /// incumbent.
+  void OfferPublished(bool after_runs) {
     for (const Schedule* schedule : kPublishedSchedules) {
       const std::optional<Spec> spec = SpecFor(*schedule, asked_);
       if (!spec) continue;
       const Plan frame = schedule->frame(*spec);
       const Placement placement = PlacementOf(frame);
       if (!Allows(asked_.search.placement, placement)) continue;
-      if (turn == Turn::kSoon && OfferRow(*schedule, *spec, placement)) continue;
-      if (rows_.contains(schedule)) continue;
+      const std::pair key(schedule, frame.stages);
+      if (offered_.contains(key)) continue;
+      if (!after_runs && OfferRow(*schedule, *spec, placement)) {
+        offered_.insert(key);
+        continue;
+      }
       const int64_t work = WorkOfPublished(frame, *spec);
       const bool large = work > kSoonMade && control_.all_made != SearchControl::Made::kWithinLimit;
-      if (turn != (large ? Turn::kAfterRuns : Turn::kSoon)) continue;
-      if (offered_.contains({schedule, spec->chunks})) continue;
+      if (large != after_runs) continue;
       if (!Promises(frame.routes, large) || (large && work_.spent() && incumbent_.any())) continue;
       // The least that is done whatever the budget counts for nothing.
       if (large) work_.Spend(work);
+      offered_.insert(key);
       OfferPlan(*schedule, *spec, placement);
     }
   }
@@ -257,9 +256,7 @@ class AutoSearch {
   bool OfferRow(const Schedule& schedule, Spec spec, Placement placement) {
     if (control_.all_made != SearchControl::Made::kWithoutLimit) return false;
     spec.memory_limit.reset();
-    if (!OfferPlan(schedule, spec, placement)) return false;
-    rows_.insert(&schedule);
-    return true;
+    return OfferPlan(schedule, spec, placement);
   }
 
   /// Offers the plan of a published schedule. False if there is none that fits.
@@ -379,8 +376,7 @@ class AutoSearch {
   std::vector<std::unique_ptr<Shape>> shapes_;
   std::map<const Shape*, Worth> looks_;                // before any run
   std::set<const Shape*> closed_;                      // that no more work can help
-  std::set<const Schedule*> rows_;                     // offered as the caller makes them
-  std::set<std::pair<const Schedule*, int>> offered_;  // and its stages a rank, for a shape
+  std::set<std::pair<const Schedule*, int>> offered_;  // published schedules and their stages
 };
 
 }  // namespace

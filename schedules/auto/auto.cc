@@ -51,7 +51,7 @@ constexpr Time kGuessed = 5;
 /// Orders that each choice of what to recompute takes as long as to evaluate, and the steps of
 /// components of a few partitions.
 constexpr int64_t kOrdersRecomputed = 200, kOrdersLowered = 2400;
-/// Partitions of each stage that are judged, about, in orders as OrdersJudged counts them.
+/// Partitions that are judged for each stage, about.
 constexpr int64_t kPartitionsJudged = 100;
 /// Instructions of a partition search at most, and of a plan that is always made.
 constexpr int64_t kPartitionWork = 6'000'000, kSoonMade = 400'000;

@@ -12,7 +12,6 @@
 #include "compiler/bound/bound.h"
 #include "compiler/plan/error.h"
 #include "compiler/plan/memory_limit.h"
-#include "compiler/simulate/simulate.h"
 #include "schedules/auto/shape.h"
 #include "schedules/pairs/pairs.h"
 #include "schedules/partition/min_memory.h"

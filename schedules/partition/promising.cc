@@ -112,7 +112,7 @@ FirstOrder LookAt(const Candidate& candidate, SearchWork* work) {
   const auto over = static_cast<double>(excess);
   const double share = over / (over + static_cast<double>(MostOf(candidate.spec)));
   worth.step += static_cast<Time>(share * kForward * static_cast<double>(worth.step));
-  // After the shapes whose orders fit as they are, before those whose orders do not.
+  // After the shapes whose orders fit as they are.
   worth.excess = std::max<int64_t>(1, WorthOf(*look.order, candidate.spec).excess);
   return look;
 }

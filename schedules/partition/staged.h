@@ -46,8 +46,8 @@ std::vector<int64_t> TotalOfRanks(const Plan& plan, const CostModel& costs);
 /// count.
 PartitionWorth WorthOf(const Plan& plan, const Spec& staged);
 
-/// Orders that one takes as long as to evaluate whose worth is found: a step with reductions or
-/// optimizer steps is lowered to messages and simulated.
+/// Orders that are evaluated in the time in which one is judged (WorthOf): a step with reductions
+/// or optimizer steps is lowered to messages and simulated.
 int64_t OrdersJudged(const CostModel& costs);
 
 /// Forwards, backwards and weight gradients of a step.

@@ -46,7 +46,7 @@ constexpr int64_t kStep = 4, kMostTimes = int64_t{1} << 30;
 /// Published schedules get partitions of their own if a shape with their routes has come within
 /// this share of the incumbent.
 constexpr int64_t kNear = 32;
-/// Share by which the guess of a step with recompute may be too long.
+/// Share by which a look at a published schedule may be too long.
 constexpr Time kGuessed = 5;
 /// Orders that each choice of what to recompute takes as long as to evaluate, and the steps of
 /// components of a few partitions.
@@ -166,21 +166,19 @@ class AutoSearch {
   }
 
   /// Offers published schedules that hide all-to-alls, each for the shape with which it looks
-  /// shortest: few searches find orders that hide as many. A look with recompute is a guess, and
-  /// may be longer than the incumbent.
+  /// shortest: few searches find orders that hide as many. A look may be longer than the incumbent:
+  /// a partition of the schedule's own shortens it.
   void OfferLookedAt() {
     if (!HasAllToAlls(asked_.costs.layers)) return;
     std::vector<const Shape*> shapes;
     for (const std::unique_ptr<Shape>& shape : shapes_) {
-      if (!shape->published().schedule.empty()) shapes.push_back(shape.get());
+      if (!shape->hiding().schedule.empty()) shapes.push_back(shape.get());
     }
-    std::ranges::stable_sort(shapes, {},
-                             [](const Shape* shape) { return shape->published().step; });
+    std::ranges::stable_sort(shapes, {}, [](const Shape* shape) { return shape->hiding().step; });
     std::set<std::string> made;
     for (const Shape* shape : shapes) {
-      const auto& [schedule, step] = shape->published();
-      const Time margin = HoldsLess(asked_) ? step / kGuessed : 0;
-      if (incumbent_.any() && step - margin > incumbent_.worth().step) return;
+      const auto& [schedule, step] = shape->hiding();
+      if (incumbent_.any() && step - step / kGuessed > incumbent_.worth().step) return;
       if (made.insert(schedule).second) OfferBestPublished(*shape);
     }
   }
@@ -188,7 +186,7 @@ class AutoSearch {
   /// Offers the published schedule that did best on the shape.
   void OfferBestPublished(const Shape& shape) {
     if (work_.spent() && incumbent_.any()) return;
-    const Shape::Published& best = shape.published();
+    const PublishedStep& best = shape.hiding();
     const auto row = std::ranges::find(kPublishedSchedules, best.schedule, &Schedule::name);
     if (row == std::end(kPublishedSchedules)) return;
     Spec asked = asked_;

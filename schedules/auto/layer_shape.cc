@@ -16,7 +16,6 @@
 #include "schedules/pairs/pairs.h"
 #include "schedules/partition/min_memory.h"
 #include "schedules/partition/partition.h"
-#include "schedules/partition/promising.h"
 #include "schedules/partition/staged.h"
 #include "schedules/partition/tuned.h"
 #include "schedules/published/placement.h"
@@ -95,7 +94,7 @@ class LayerShape : public Shape {
     incumbent_ = incumbent;
     const FirstOrder look = FirstLook(of_, frame_, &layers_, &judged_, work);
     if (look.order && look.worth.excess <= 0) OfferFirstOrder(look);
-    NotePublished();
+    FoundHiding(judged_.hiding);
     return {look.worth.excess, look.worth.step};
   }
 
@@ -113,11 +112,6 @@ class LayerShape : public Shape {
 
  private:
   bool Done() const { return work_->spent(); }
-
-  void NotePublished() {
-    const bool holds = judged_.best.excess <= 0 || HoldsLess(of_);
-    if (holds && !judged_.schedule.empty()) FoundPublished(judged_.schedule, judged_.best.step);
-  }
 
   /// The bound for any partition, as far as one below `enough` matters.
   const PartitionBound& AnyPartition(Time enough) {
@@ -150,7 +144,7 @@ class LayerShape : public Shape {
       if (best_ && !of_.search.components && bound >= best_->step) continue;
       unproven += Search(partition, share);
     }
-    NotePublished();
+    FoundHiding(judged_.hiding);
     if (!best_ && CountsBytes(of_.costs)) Search(MinMemory().partition, share);
   }
 

@@ -8,6 +8,7 @@
 #include "compiler/bound/bound.h"
 #include "compiler/plan/error.h"
 #include "schedules/auto/search.h"
+#include "schedules/partition/staged.h"
 #include "schedules/published/placement.h"
 #include "schedules/search/exact_search.h"
 #include "schedules/search/portfolio.h"
@@ -44,6 +45,9 @@ bool SharesLanes(const Spec& spec) {
 /// Share of the work of a small candidate for its other searches, before all of its schedules are
 /// looked at, and the share of the rest for local search if that does not end.
 constexpr int64_t kFirstShare = 8, kLastShare = 8;
+
+/// Orders that are evaluated in the time in which a published one is made.
+constexpr int64_t kOrdersOfPublished = 2;
 
 /// Share of a search for the order of micro-batches before it.
 constexpr int64_t kArrangeShare = 4;
@@ -89,6 +93,8 @@ std::optional<FoundPlan> OrderSearch::Run(SearchWork* work) {
     seeds_ =
         Seeds{MakeProblem(candidate_.frame, spec.costs, spec.memory_limit),
               PublishedOrders(candidate_, makespan_only ? std::optional(bound_) : std::nullopt)};
+    const auto orders = static_cast<int64_t>(seeds_->published.size());
+    work->Spend(orders * kOrdersOfPublished * InstructionsOf(candidate_.frame));
   }
   if (!MixesMicrobatches(candidate_)) return Once(candidate_, *seeds_, &bound_, work);
   SearchWork half(work, work->left() / 2);

@@ -9,6 +9,7 @@
 
 #include "compiler/plan/spec.h"
 #include "schedules/auto/candidate_search.h"
+#include "schedules/partition/promising.h"
 #include "schedules/partition/stages.h"
 #include "schedules/search/incumbent.h"
 
@@ -36,14 +37,8 @@ class Shape {
   virtual int64_t instructions() const = 0;
   virtual int64_t orders() const = 0;
   virtual const std::vector<Route>& routes() const = 0;
-  /// A published schedule and the step of its order on some partition; with what must run again, if
-  /// it does not fit, about.
-  struct Published {
-    std::string schedule = {};  ///< "": none fits
-    Time step = 0;
-  };
-  /// The published schedule that did best so far.
-  const Published& published() const { return published_; }
+  /// The published schedule that hides all-to-alls best, as far as is known.
+  const PublishedStep& hiding() const { return hiding_; }
   /// Memory that the shape lacks, if it says why nothing fits.
   struct Lack {
     int64_t excess = 0;
@@ -55,14 +50,11 @@ class Shape {
 
  protected:
   void Found(Time step) { step_ = std::min(step, step_.value_or(step)); }
-  /// Notes a published schedule, unless a better one is known.
-  void FoundPublished(const std::string& schedule, Time step) {
-    if (published_.schedule.empty() || step < published_.step) published_ = {schedule, step};
-  }
+  void FoundHiding(const PublishedStep& found) { hiding_.Offer(found); }
 
  private:
   std::optional<Time> step_;
-  Published published_;
+  PublishedStep hiding_;
 };
 
 /// Shapes of a spec with costs of stages: its placements, each in every way, and variations that

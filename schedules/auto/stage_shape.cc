@@ -63,8 +63,7 @@ class StageShape : public Shape {
     // Shapes of costs of stages run in their order.
     if (candidate_.spec.costs.partition.empty()) return {};
     const FirstOrder look = LookAt(candidate_, work);
-    if (look.order && (look.worth.excess <= 0 || HoldsLess(candidate_.spec)))
-      FoundPublished(look.order->schedule, look.worth.step);
+    FoundHiding(look.hiding);
     return {look.worth.excess, look.worth.step};
   }
 

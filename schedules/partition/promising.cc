@@ -30,6 +30,22 @@ constexpr int64_t kMostBounds = 300;
 constexpr int64_t kLists = 5;
 /// Maximum number of partitions to try.
 constexpr size_t kMostTried = 24;
+/// Share of a rank's memory by which an order may exceed it where another partition may help.
+constexpr int64_t kNearlyFits = 16;
+
+/// True if the plan overlaps a forward with a backward.
+bool HasPairs(const Plan& plan) {
+  return std::ranges::any_of(plan.programs, [](const std::vector<Instruction>& program) {
+    return std::ranges::any_of(program, [](const Instruction& i) { return i.op == Op::FB; });
+  });
+}
+
+/// Bytes, or activations, that a rank may hold.
+int64_t MostOf(const Spec& spec) {
+  const std::vector<int64_t> devices = DevicesOf(spec);
+  if (!devices.empty()) return std::ranges::max(devices);
+  return spec.memory_limit.value_or(std::numeric_limits<int64_t>::max());
+}
 
 /// A quick order with overlapped pairs, where these save anything.
 std::optional<Plan> PairedOrder(const Candidate& candidate) {
@@ -51,11 +67,16 @@ FirstOrder BestPublished(const Candidate& candidate, SearchWork* work) {
   FirstOrder best;
   best.worth = kImpossible;
   std::vector<Plan> orders = PublishedOrders(candidate);
+  const size_t published = orders.size();
   if (std::optional<Plan> plan = PairedOrder(candidate)) orders.push_back(std::move(*plan));
   work->Spend(static_cast<int64_t>(orders.size()) * OrdersJudged(candidate.spec.costs) *
               InstructionsOf(candidate.frame));
-  for (Plan& plan : orders) {
+  for (size_t i = 0; i < orders.size(); ++i) {
+    Plan& plan = orders[i];
     const PartitionWorth worth = WorthOf(plan, candidate.spec);
+    if (i < published && HasPairs(plan) && worth.excess <= MostOf(candidate.spec) / kNearlyFits) {
+      best.hiding.Offer({plan.schedule, worth.step});
+    }
     if (worth >= best.worth) continue;
     best.worth = worth;
     best.order = std::move(plan);
@@ -71,24 +92,19 @@ PartitionWorth ByPublished(const Spec& of, const Plan& frame, LayerStages* layer
     const std::vector<Candidate> candidates = CandidatesOf(StagedChunks(of, frame, layers, one));
     if (candidates.empty()) return kImpossible;
     FirstOrder best = BestPublished(candidates.front(), work);
-    if (best.worth < judged->best) {
-      judged->best = best.worth;
-      judged->schedule = best.order->schedule;
-    }
+    judged->hiding.Offer(best.hiding);
     if (order != nullptr) *order = std::move(best.order);
     return best.worth;
   };
   return JudgeOnce(&judged->published, partition, judge);
 }
 
-/// Bytes, or activations, that a rank may hold.
-int64_t MostOf(const Spec& spec) {
-  const std::vector<int64_t> devices = DevicesOf(spec);
-  if (!devices.empty()) return std::ranges::max(devices);
-  return spec.memory_limit.value_or(std::numeric_limits<int64_t>::max());
-}
-
 }  // namespace
+
+void PublishedStep::Offer(const PublishedStep& other) {
+  if (other.schedule.empty()) return;
+  if (schedule.empty() || other.step < step) *this = other;
+}
 
 FirstOrder LookAt(const Candidate& candidate, SearchWork* work) {
   Candidate free = candidate;
@@ -107,13 +123,16 @@ FirstOrder LookAt(const Candidate& candidate, SearchWork* work) {
   if (excess <= 0) {
     // The order fits as it is, so the shape that recomputes no cell is as good.
     worth.excess = std::numeric_limits<int64_t>::max();
+    look.hiding = {};
     return look;
   }
   const auto over = static_cast<double>(excess);
   const double share = over / (over + static_cast<double>(MostOf(candidate.spec)));
-  worth.step += static_cast<Time>(share * kForward * static_cast<double>(worth.step));
+  for (Time* step : {&worth.step, &look.hiding.step}) {
+    *step += static_cast<Time>(share * kForward * static_cast<double>(*step));
+  }
   // After the shapes whose orders fit as they are.
-  worth.excess = std::max<int64_t>(1, WorthOf(*look.order, candidate.spec).excess);
+  worth.excess = 1;
   return look;
 }
 
@@ -130,10 +149,7 @@ FirstOrder FirstLook(const Spec& of, const Plan& frame, LayerStages* layers, Jud
   look.worth = kImpossible;
   if (candidates.empty()) return look;
   FirstOrder found = LookAt(candidates.front(), work);
-  if (found.order && found.worth.excess < std::numeric_limits<int64_t>::max()) {
-    judged->schedule = found.order->schedule;
-    judged->best = found.worth;
-  }
+  judged->hiding.Offer(found.hiding);
   found.partition = std::move(look.partition);
   return found;
 }

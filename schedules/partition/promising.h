@@ -18,12 +18,21 @@ struct Chance {
   Partition partition;
 };
 
+/// A published schedule, and the step of its order on some partition; with what must run again, if
+/// it does not fit, about.
+struct PublishedStep {
+  std::string schedule = {};  ///< "": none
+  Time step = 0;
+
+  /// Takes the shorter of both.
+  void Offer(const PublishedStep& other);
+};
+
 /// Worth of partitions, whatever the budget.
 struct Judged {
   KnownWorths bound, published;
-  /// The published schedule that did best on any of them, and that worth.
-  std::string schedule = {};
-  PartitionWorth best = kImpossible;
+  /// The shortest order that hides all-to-alls and fits, or would with a little more memory.
+  PublishedStep hiding;
 };
 
 /// A partition with its best published order.
@@ -33,6 +42,7 @@ struct FirstOrder {
   /// Unset where there is none or the look is not the first. If cells may run again, of stages that
   /// do not.
   std::optional<Plan> order;
+  PublishedStep hiding;  ///< as Judged::hiding
 };
 
 /// The best published order of a candidate, without its partition. If something may run again or go

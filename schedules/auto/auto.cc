@@ -295,7 +295,11 @@ class AutoSearch {
   /// Replaces the order of the plan by one that is as long without noise and shorter with it.
   void Steady(Plan* plan) {
     const std::optional<int64_t> limit = plan->provenance->memory_limit;
-    const SearchProblem problem = MakeProblem(FrameOf(*plan), *plan->costs, limit);
+    SearchProblem problem = MakeProblem(FrameOf(*plan), *plan->costs, limit);
+    Spec spec = asked_;
+    spec.costs = *plan->costs;
+    spec.memory_limit = limit;
+    problem.rooms = LimitsOfRanks(problem.frame, spec);
     std::optional<Order> order = ToOrder(problem, *plan);
     // An order that stands noise is no longer than another, but its step may be.
     if (!order || SharesStages(*plan) || LongerThanOrder(*plan->costs, asked_.search)) return;

@@ -3,7 +3,6 @@
 #include "schedules/auto/offload_search.h"
 #include "schedules/auto/order_search.h"
 #include "schedules/auto/recompute_search.h"
-#include "schedules/published/placement.h"
 
 namespace contraflow {
 
@@ -14,8 +13,7 @@ std::unique_ptr<CandidateSearch> SearchOf(const Candidate& candidate) {
   }
   if (spec.recompute.choice == Recompute::Choice::kNone ||
       (spec.recompute.choice == Recompute::Choice::kAuto && !spec.memory_limit)) {
-    const std::optional<int64_t> limit = spec.memory_limit;
-    if (limit && SerialPeak(candidate.frame, spec.costs, false) > *limit) return nullptr;
+    if (!candidate.FitsSerially(false)) return nullptr;
     return std::make_unique<OrderSearch>(candidate);
   }
   return std::make_unique<RecomputeSearch>(candidate);

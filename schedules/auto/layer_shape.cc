@@ -155,7 +155,7 @@ class LayerShape : public Shape {
     const auto problem_of = [&](const Partition& partition) -> std::optional<SearchProblem> {
       const std::optional<Candidate> candidate = CandidateOf(partition);
       if (!candidate) return std::nullopt;
-      return MakeProblem(candidate->frame, candidate->spec.costs, candidate->spec.memory_limit);
+      return MakeProblem(*candidate);
     };
     std::vector<Partition> starts = {partition_};
     const Partition even = EvenPartition(layers_.layers(), frame_.stages);
@@ -181,8 +181,7 @@ class LayerShape : public Shape {
         CandidatesOf(Staged(of_, frame_, &layers_, look.partition));
     if (candidates.empty()) return;
     const Candidate& candidate = candidates.front();
-    const SearchProblem problem =
-        MakeProblem(candidate.frame, candidate.spec.costs, candidate.spec.memory_limit);
+    const SearchProblem problem = MakeProblem(candidate);
     std::optional<Order> order = ToOrder(problem, *look.order);
     if (!order) return;
     const Evaluation evaluated = Evaluate(problem, *order);
@@ -204,8 +203,7 @@ class LayerShape : public Shape {
     }
     // Micro-batches of two routes may have been shared out anew.
     if (candidate->frame.routes != from.routes) return false;
-    const SearchProblem problem =
-        MakeProblem(candidate->frame, candidate->spec.costs, candidate->spec.memory_limit);
+    const SearchProblem problem = MakeProblem(*candidate);
     std::optional<Order> order = ToOrder(problem, from);
     if (!order) return false;
     const Provenance& provenance = *from.provenance;
@@ -235,11 +233,7 @@ class LayerShape : public Shape {
         CandidatesOf(StagedChunks(of_, frame_, &layers_, partition));
     if (candidates.empty()) return std::nullopt;
     const Candidate& candidate = candidates.front();
-    const std::optional<int64_t> limit = candidate.spec.memory_limit;
-    if (limit && SerialPeak(candidate.frame, candidate.spec.costs, false) > *limit) {
-      return std::nullopt;
-    }
-    return candidate;
+    return candidate.FitsSerially(false) ? std::optional(candidate) : std::nullopt;
   }
 
   /// True if it ends without a proof. Offers nothing if the partition does not fit, as no bound
@@ -267,8 +261,7 @@ class LayerShape : public Shape {
   void OfferOrder(const Candidate& candidate, const Partition& partition,
                   const SearchResult& found) {
     const Spec& staged = candidate.spec;
-    Plan plan =
-        ToPlan(MakeProblem(candidate.frame, staged.costs, staged.memory_limit), found.order);
+    Plan plan = ToPlan(MakeProblem(candidate), found.order);
     if (SharesStages(plan)) plan = RenumberMicrobatches(std::move(plan));
     plan.costs = staged.costs;
     const Time proven = ProveBound(candidate.frame, staged.costs, staged.memory_limit).value;

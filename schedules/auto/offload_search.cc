@@ -33,18 +33,15 @@ OffloadSearch::OffloadSearch(const Candidate& candidate)
     : candidate_(candidate), freely_(candidate.spec.offload.choice == Offload::Choice::kAuto) {
   const Spec& spec = candidate.spec;
   CheckHostCost(spec.costs, true);
-  std::optional<int64_t> most;
-  if (spec.memory_limit) most = std::ranges::max(candidate.limits);
-  bound_ = BoundOfOffloaded(candidate.frame, spec.costs, most).value;
+  bound_ = BoundOfOffloaded(candidate.frame, spec.costs, spec.memory_limit).value;
   for (const Looser& looser : kLooser) {
     Candidate resident = candidate;
     resident.spec.offload = {};
-    if (std::optional<int64_t>& limit = resident.spec.memory_limit) {
-      *limit =
-          std::max<int64_t>(1, *limit / 4 * looser.quarters + *limit % 4 * looser.quarters / 4);
-    } else if (!residents_.empty()) {
-      break;
+    if (resident.limits.empty() && !residents_.empty()) break;
+    for (int64_t& limit : resident.limits) {
+      limit = std::max<int64_t>(1, limit / 4 * looser.quarters + limit % 4 * looser.quarters / 4);
     }
+    if (!resident.limits.empty()) resident.spec.memory_limit = std::ranges::max(resident.limits);
     std::unique_ptr<CandidateSearch> search = SearchOf(resident);
     residents_.push_back(std::move(search));  // null: nothing fits
   }
@@ -71,10 +68,7 @@ std::optional<FoundPlan> OffloadSearch::Run(SearchWork* work) {
 bool OffloadSearch::Offer(Plan plan, const std::string& from, SearchWork* work) {
   const CostModel& costs = candidate_.spec.costs;
   const Simulation run = Simulate(plan, costs, Keep::kFigures);
-  const MemoryLimit limit(costs);
-  for (size_t r = 0; r < candidate_.limits.size(); ++r) {
-    if (limit.Peak(run.ranks[r]) > candidate_.limits[r]) return false;
-  }
+  if (!candidate_.Fits(run)) return false;
   const SearchOptions& options = candidate_.spec.search;
   if (best_ && MuchLonger(run.makespan, best_->plan.provenance->makespan)) return false;
   const Time step = LongerThanOrder(costs, options)

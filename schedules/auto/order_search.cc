@@ -91,7 +91,7 @@ std::optional<FoundPlan> OrderSearch::Run(SearchWork* work) {
     // An order that reaches the bound is enough, unless other figures than its makespan count.
     const bool makespan_only = !LongerThanOrder(spec.costs, spec.search) && spec.search.noise == 0;
     seeds_ =
-        Seeds{MakeProblem(candidate_.frame, spec.costs, spec.memory_limit),
+        Seeds{MakeProblem(candidate_),
               PublishedOrders(candidate_, makespan_only ? std::optional(bound_) : std::nullopt)};
     const auto orders = static_cast<int64_t>(seeds_->published.size());
     work->Spend(orders * kOrdersOfPublished * InstructionsOf(candidate_.frame));
@@ -140,7 +140,7 @@ Time OrderSearch::LookAtAll(const Seeds& seeds, Time bound, SearchWork* work, Se
                             Plan* plan) {
   const Spec& spec = candidate_.spec;
   ExactSearch exact =
-      SearchExactly(seeds.problem.frame, seeds.problem.costs, spec.memory_limit, {},
+      SearchExactly(seeds.problem.frame, seeds.problem.costs, candidate_.limits, {},
                     found->makespan, bound, work->left() / kLastShare * (kLastShare - 1), work);
   if (!exact.programs.empty()) {
     plan->programs = std::move(exact.programs);
@@ -169,8 +169,7 @@ std::optional<FoundPlan> OrderSearch::Arranged(SearchWork* work) {
   CostModel& costs = arranged.spec.costs;
   costs.microbatch_scale = ScaleInOrder(candidate_.spec.costs, order);
   Time bound = ProveBound(arranged.frame, costs, arranged.spec.memory_limit).value;
-  const Seeds seeds = {MakeProblem(arranged.frame, costs, arranged.spec.memory_limit),
-                       PublishedOrders(arranged)};
+  const Seeds seeds = {MakeProblem(arranged), PublishedOrders(arranged)};
   FoundPlan found = Once(arranged, seeds, &bound, work);
   found.plan = NumberMicrobatches(std::move(found.plan), order);
   found.plan.costs = candidate_.spec.costs;

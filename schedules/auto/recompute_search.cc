@@ -71,6 +71,7 @@ std::optional<std::vector<int>> WholeStagesOf(const Plan& plan) {
 
 RecomputeSearch::RecomputeSearch(const Candidate& candidate)
     : candidate_(candidate),
+      tight_(candidate.Tightest().spec),
       freely_(candidate.spec.recompute.choice == Recompute::Choice::kAuto),
       bound_(BoundOf(candidate)) {}
 
@@ -124,7 +125,7 @@ void RecomputeSearch::Offer(Plan plan, SearchWork* work, std::optional<FoundPlan
   // A searched plan may number its micro-batches in another way.
   if (!plan.provenance && plan.routes != candidate_.frame.routes) return;
   const Simulation run = Simulate(plan, spec.costs, Keep::kFigures);
-  if (!MemoryLimit(spec.costs, spec.memory_limit).Fits(run)) return;
+  if (!candidate_.Fits(run)) return;
   // A step takes no less than its order, but for components.
   const bool components = ByComponents(spec.costs, spec.search);
   if (*best && (components ? MuchLonger(run.makespan, (*best)->plan.provenance->makespan)
@@ -164,7 +165,7 @@ void RecomputeSearch::OfferPublished(SearchWork* work) {
   for (; published_ < std::size(kPublishedSchedules); ++published_) {
     if (Done(own_) || (own_ && work->spent())) return;
     const Schedule& schedule = *kPublishedSchedules[published_];
-    Spec spec = candidate_.spec;
+    Spec spec = tight_;
     spec.schedule = schedule.name;
     if (!schedule.reject(spec).empty()) continue;
     if (schedule.stages(spec) != candidate_.frame.stages) continue;
@@ -174,13 +175,17 @@ void RecomputeSearch::OfferPublished(SearchWork* work) {
 
 /// Its own orders, each with this much of the work.
 void RecomputeSearch::OfferSearched(int64_t share, SearchWork* work) {
-  OfferOrders(candidate_.spec, true, work, [&](const Spec& of) {
+  OfferOrders(tight_, true, work, [&](const Spec& of) {
     auto known = std::ranges::find_if(
         orders_, [&](const auto& search) { return search->candidate().spec == of; });
     if (known == orders_.end()) {
       Candidate candidate = candidate_;
       candidate.spec = of;
-      if (of.memory_limit && SerialPeak(candidate.frame, of.costs, false) > *of.memory_limit) {
+      if (of.memory_limit)
+        candidate.Limit(*of.memory_limit);
+      else
+        candidate.Unlimit();
+      if (!candidate.FitsSerially(false)) {
         throw Error("auto: one micro-batch does not fit `memory_limit`");
       }
       known = orders_.insert(orders_.end(), std::make_unique<OrderSearch>(candidate));
@@ -195,10 +200,10 @@ void RecomputeSearch::OfferSerial(SearchWork* work) {
   const auto offer = [&](const Spec& spec, std::optional<FoundPlan>* best) {
     if (!*best) Offer(RecomputeOrder(SerialOrder(candidate_.frame), spec, Room::kAny), work, best);
   };
-  offer(candidate_.spec, &own_);
+  offer(tight_, &own_);
   if (!freely_) return;
-  if (KnowsLayers(candidate_.spec.costs)) offer(candidate_.spec, &layers_);
-  Spec all = candidate_.spec;
+  if (KnowsLayers(tight_.costs)) offer(tight_, &layers_);
+  Spec all = tight_;
   all.recompute.choice = Recompute::Choice::kFull;
   offer(all, &full_);
 }
@@ -212,7 +217,7 @@ void RecomputeSearch::OfferMoved(const Candidate& candidate, int64_t budget, Fre
   // Lowering to components and exports know R of whole stages.
   const bool freely = spec.recompute.choice == Recompute::Choice::kAuto && !spec.costs.moe &&
                       spec.target != Target::kTorch;
-  Plan plan = ImproveRecomputed((*best)->plan, spec.costs, spec.memory_limit,
+  Plan plan = ImproveRecomputed((*best)->plan, spec.costs, tight_.memory_limit,
                                 freely ? freedom : Freedom::kNone, bound_, spec.search.seed,
                                 part.left(), &part);
   std::string& from = plan.provenance->from;
@@ -238,7 +243,7 @@ void RecomputeSearch::OfferExact(const Candidate& candidate, int64_t budget, Sea
   }
   if (!stages) return;
   SearchWork part(work, budget);
-  ExactSearch exact = SearchExactly(candidate.frame, spec.costs, spec.memory_limit, *stages,
+  ExactSearch exact = SearchExactly(candidate.frame, spec.costs, candidate.limits, *stages,
                                     (*best)->step, bound_, part.left(), &part);
   if (!exact.programs.empty()) {
     Plan plan = candidate.frame;

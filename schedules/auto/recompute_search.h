@@ -35,6 +35,7 @@ class RecomputeSearch : public CandidateSearch {
                   std::optional<FoundPlan>* best);
 
   const Candidate candidate_;
+  const Spec tight_;  // with the room of the fullest rank for all: choices of R know one limit
   const bool freely_;
   const Time bound_;
   size_t published_ = 0;                              // schedules that have been offered

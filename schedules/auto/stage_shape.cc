@@ -40,7 +40,7 @@ class StageShape : public Shape {
     if (!any_room || search_ == nullptr) return;
     if (search_->bound() > LowerBound(searched.frame, searched.spec.costs)) return;
     Candidate free = searched;
-    free.spec.memory_limit.reset();
+    free.Unlimit();
     free_ = SearchOf(free);
   }
 
@@ -82,7 +82,7 @@ class StageShape : public Shape {
       const Spec& spec = candidate_.spec;
       plan.costs = spec.costs;
       const Simulation run = Simulate(plan, spec.costs, Keep::kFigures);
-      if (!MemoryLimit(spec.costs, spec.memory_limit).Fits(run)) return false;
+      if (!candidate_.Fits(run)) return false;
       plan.provenance = ProvenanceOf(candidate_, plan.provenance->from, run.makespan,
                                      ProveBound(plan, spec.costs, spec.memory_limit).value);
       found->step = StepTime(plan, spec.costs, spec.memory_limit, spec.search, work);
@@ -133,7 +133,7 @@ std::vector<Candidate> WithLessRoom(const Candidate& candidate) {
     if ((own && limit >= *own) || limit >= most || left <= 0) break;
     if (limit < least || limit == std::exchange(last, limit)) continue;
     candidates.push_back(candidate);
-    candidates.back().spec.memory_limit = limit;
+    candidates.back().Limit(limit);
     if (ProveBound(frame, costs, limit).value <= free) --left;
   }
   std::ranges::reverse(candidates);

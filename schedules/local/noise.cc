@@ -96,7 +96,8 @@ std::vector<SearchResult> RobustCandidates(const SearchProblem& problem,
     share += budget / static_cast<int64_t>(std::size(kLater));
     CostModel costs = problem.costs;
     costs.comm.latency += static_cast<Time>(options.noise * static_cast<double>(longest)) * later;
-    const SearchProblem late = MakeProblem(problem.frame, costs, problem.limit);
+    SearchProblem late = MakeProblem(problem.frame, costs, problem.limit);
+    late.rooms = problem.rooms;
     ListScheduler scheduler(late);
     for (const Policy& policy : PolicyGrid(late)) {
       if (pool.spent() >= share || work->spent()) break;

@@ -11,7 +11,6 @@ namespace contraflow {
 OrderGraph::OrderGraph(const SearchProblem& problem, const Order& order, const NoiseDraw* draw)
     : problem_(problem) {
   hop_ = problem.costs.comm.latency + problem.costs.comm.occupancy;
-  if (problem.limit) limit_ = *problem.limit;
   Build(order, draw);
   Link();
   Sort();
@@ -218,7 +217,7 @@ bool OrderGraph::Fits(const Move& move) const {
   const auto r = static_cast<size_t>(move.rank);
   const std::vector<int32_t>& list = lists_[r];
   const Role& moved = RoleOf(list[static_cast<size_t>(move.from)]);
-  const int64_t gain = moved.taken - moved.given;
+  const int64_t gain = moved.taken - moved.given, room = problem_.Room(r);
   const auto at = [&](int place) -> const Role& {
     return RoleOf(list[static_cast<size_t>(place)]);
   };
@@ -226,17 +225,17 @@ bool OrderGraph::Fits(const Move& move) const {
     // An action that is passed runs without the time that the moved one takes or gives.
     if (gain < 0) {
       for (int i = move.from + 1; i <= move.to; ++i) {
-        if (levels_[r][static_cast<size_t>(i)] - gain + at(i).taken > limit_) return false;
+        if (levels_[r][static_cast<size_t>(i)] - gain + at(i).taken > room) return false;
       }
     }
     const Role& last = at(move.to);
     const int64_t level = levels_[r][static_cast<size_t>(move.to)] + last.taken - last.given - gain;
-    return level + moved.taken <= limit_;
+    return level + moved.taken <= room;
   }
-  if (levels_[r][static_cast<size_t>(move.to)] + moved.taken > limit_) return false;
+  if (levels_[r][static_cast<size_t>(move.to)] + moved.taken > room) return false;
   if (gain <= 0) return true;
   for (int i = move.to; i < move.from; ++i) {
-    if (levels_[r][static_cast<size_t>(i)] + gain + at(i).taken > limit_) return false;
+    if (levels_[r][static_cast<size_t>(i)] + gain + at(i).taken > room) return false;
   }
   return true;
 }

@@ -116,7 +116,6 @@ class OrderGraph {
 
   const SearchProblem& problem_;
   Time hop_ = 0;
-  int64_t limit_ = std::numeric_limits<int64_t>::max();
   std::vector<Node> nodes_;
   std::vector<Role> roles_;
   std::vector<Action> actions_;  // of each node

@@ -67,6 +67,12 @@ std::optional<SearchProblem> Fold(const SearchProblem& problem) {
     folded.frame.routes[0].ranks[s] = stage.rank;
     folded.stages_of[static_cast<size_t>(stage.rank)].push_back(static_cast<int>(s));
   }
+  if (!problem.rooms.empty()) {
+    folded.rooms.resize(folded.stages_of.size());
+    for (size_t r = 0; r < folded.rooms.size(); ++r) {
+      folded.rooms[r] = std::min(problem.Room(r), problem.Room(stages - 1 - r));
+    }
+  }
   if (frame.ranks % 2 != 0) DoubleStage(frame.ranks / 2, &folded);
   return folded;
 }

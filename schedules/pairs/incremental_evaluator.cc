@@ -141,7 +141,7 @@ bool IncrementalEvaluator::Fits(size_t r, size_t from, size_t to, const ActionLi
       return false;
     }
     held += problem_.Taken(action);
-    if (HasForward(action.op) && problem_.limit && held > *problem_.limit) return false;
+    if (HasForward(action.op) && held > problem_.Room(r)) return false;
     held -= problem_.Given(action);
     counts_.Pass(action);
   }

@@ -116,8 +116,8 @@ class PairLists {
   }
 
   bool HasRoom(const Rank& rank, int32_t stage) const {
-    return !problem_.limit ||
-           rank.held + problem_.stage(stage).memory.activation <= *problem_.limit;
+    const RouteStage& of = problem_.stage(stage);
+    return rank.held + of.memory.activation <= problem_.Room(static_cast<size_t>(of.rank));
   }
 
   /// The most that a pair of a forward and a backward that are there saves, and these.

@@ -116,8 +116,8 @@ class Filling {
         const Action& action = order_[r][rank.next];
         const std::optional<Time> ready = Ready(action);
         const bool waits = !ready || *ready - rank.lane >= duration * percent_ / 100 + 1;
-        const bool full = HasForward(action.op) && problem_.limit &&
-                          rank.held + problem_.Taken(action) > *problem_.limit;
+        const bool full =
+            HasForward(action.op) && rank.held + problem_.Taken(action) > problem_.Room(r);
         // Weight gradients of a stage run in the order of its micro-batches.
         const bool before = action.op == Op::FB && At(action.back).waiting > 0;
         weight = waits || full || before;

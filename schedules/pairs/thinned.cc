@@ -75,11 +75,11 @@ std::optional<Order> PhasesOf(const SearchProblem& problem) {
 }
 
 bool Fits(const SearchProblem& problem, const Order& order) {
-  for (const ActionList& list : order) {
+  for (size_t r = 0; r < order.size(); ++r) {
     int64_t held = 0;
-    for (const Action& action : list) {
+    for (const Action& action : order[r]) {
       held += problem.Taken(action);
-      if (held > *problem.limit) return false;
+      if (held > problem.Room(r)) return false;
       held -= problem.Given(action);
     }
   }

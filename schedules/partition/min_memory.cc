@@ -33,6 +33,7 @@ class MinMemorySearch {
         count_(layers->layers()),
         devices_(DevicesOf(spec)),
         recomputes_(spec.recompute.everything()),
+        offloads_(spec.offload.choice == Offload::Choice::kAuto),
         alone_(SingleRank(spec)) {
     if (devices_.empty()) devices_.assign(static_cast<size_t>(frame.ranks), kUnlimited);
     activation_.push_back(0);
@@ -71,14 +72,15 @@ class MinMemorySearch {
     explicit Held(const Plan& frame)
         : fixed(static_cast<size_t>(frame.ranks), 0),
           gathered(fixed.size(), {0, 0}),
-          kept(frame.routes.size(), std::vector<int64_t>(fixed.size(), 0)) {}
+          kept(frame.routes.size(), std::vector<int64_t>(fixed.size(), 0)),
+          peaks(fixed.size(), 0) {}
 
     int64_t FixedOn(size_t r) const { return fixed[r] + gathered[r][0] + gathered[r][1]; }
 
     std::vector<int64_t> fixed;  // by rank, without parameters that are gathered
     std::vector<std::array<int64_t, kGatheredStages>> gathered;  // of the largest stages, by rank
     std::vector<std::vector<int64_t>> kept;  // of each route's micro-batch, by rank
-    int64_t peak = 0;                        // of activations, on any rank
+    std::vector<int64_t> peaks;              // of activations, by rank
   };
 
   /// Parameters and their states of a stage with the layers i..j-1.
@@ -98,8 +100,8 @@ class MinMemorySearch {
       const int rank = frame_.routes[route].ranks[at];
       const auto here = static_cast<size_t>(rank);
       int64_t& kept = held->kept[route][here];
-      held->peak = std::max(held->peak, kept + whole);
-      kept += recomputes_ ? std::min(whole, s == 0 ? first_input_ : input_) : whole;
+      held->peaks[here] = std::max(held->peaks[here], kept + whole);
+      if (!offloads_) kept += recomputes_ ? std::min(whole, s == 0 ? first_input_ : input_) : whole;
       // A stage that both routes have there has one copy.
       if (rank != before) {
         held->fixed[here] += fixed.fixed() - fixed.gathered - workspace_;
@@ -120,11 +122,13 @@ class MinMemorySearch {
   }
 
   int64_t Excess(const Held& held) const {
-    int64_t room = spec_.memory_limit.value_or(kUnlimited);
+    const int64_t limit = spec_.memory_limit.value_or(kUnlimited);
+    int64_t excess = std::numeric_limits<int64_t>::min();
     for (size_t r = 0; r < devices_.size(); ++r) {
-      room = std::min(room, devices_[r] - held.FixedOn(r) - beside_[r]);
+      const int64_t room = std::min(limit, devices_[r] - held.FixedOn(r) - beside_[r]);
+      excess = std::max(excess, held.peaks[r] - room);
     }
-    return held.peak - room;
+    return excess;
   }
 
   /// The excess and, of equals, how evenly the ranks are filled.
@@ -174,7 +178,7 @@ class MinMemorySearch {
   LayerStages& layers_;
   const int count_;
   std::vector<int64_t> devices_;
-  const bool recomputes_;
+  const bool recomputes_, offloads_;
   const Plan alone_;
   std::vector<int64_t> activation_;                   // of the layers before the i-th
   std::unordered_map<int64_t, MemoryFigures> fixed_;  // by first and last layer

@@ -14,9 +14,10 @@ struct PartitionExcess {
 };
 
 /// Returns the partition for the routes of `frame` that needs least memory, against the limit and
-/// the devices of a spec. A rank needs its fixed bytes and the activations in flight on the fullest
-/// rank. Exact for small models, else the best of some thousand partitions. Recomputes all stages
-/// if the spec allows it. The costs must have the bytes of activations.
+/// the devices of a spec. A rank needs its fixed bytes and the activations of one micro-batch; of
+/// its largest stage alone if these may go to the host. Exact for small models, else the best of
+/// some thousand partitions. Recomputes all stages if the spec allows it. The costs must have the
+/// bytes of activations.
 PartitionExcess MinMemoryPartition(const Spec& spec, const Plan& frame, LayerStages* layers);
 
 }  // namespace contraflow

@@ -49,8 +49,7 @@ int64_t MostOf(const Spec& spec) {
 
 /// A quick order with overlapped pairs, where these save anything.
 std::optional<Plan> PairedOrder(const Candidate& candidate) {
-  const SearchProblem problem =
-      MakeProblem(candidate.frame, candidate.spec.costs, candidate.spec.memory_limit);
+  const SearchProblem problem = MakeProblem(candidate);
   if (!problem.pairs) return std::nullopt;
   const std::optional<SearchProblem> folded = Fold(problem);
   SearchWork work{SearchOptions()};
@@ -112,7 +111,7 @@ FirstOrder LookAt(const Candidate& candidate, SearchWork* work) {
   free.spec.offload = {};
   const Spec limited = free.spec;
   if (HoldsLess(candidate.spec)) {
-    free.spec.memory_limit.reset();
+    free.Unlimit();
     free.spec.device_memory.reset();
     for (RankCost& rank : free.spec.costs.ranks) rank.memory_bytes.reset();
   }
@@ -169,11 +168,10 @@ std::vector<Chance> Promising(const Spec& of, const Plan& frame, LayerStages* la
     const Candidate& candidate = candidates.front();
     work->Spend(kOrdersBounded * instructions);
     try {
-      const std::optional<int64_t> limit = candidate.spec.memory_limit;
       const bool recomputes = spec.recompute.choice != Recompute::Choice::kNone;
-      if (limit && SerialPeak(frame, candidate.spec.costs, recomputes) > *limit) return kImpossible;
-      const Bound proven =
-          ProveBound(frame, candidate.spec.costs, recomputes ? std::nullopt : limit);
+      if (!candidate.FitsSerially(recomputes)) return kImpossible;
+      const Bound proven = ProveBound(frame, candidate.spec.costs,
+                                      recomputes ? std::nullopt : candidate.spec.memory_limit);
       return PartitionWorth{0, proven.value, std::ranges::max(partition)};
     } catch (const Error&) {
       return kImpossible;  // no room for one activation

@@ -263,8 +263,9 @@ CostModel LayerStages::Of(const std::vector<std::pair<int, int>>& segments) {
 void CheckBytes(const CostModel& made) {
   if (!made.memory) return;
   const MemoryCost& memory = *made.memory;
+  const std::vector<int64_t> alike = {memory.activation_bytes};
   const std::pair<const std::vector<int64_t>&, const char*> kinds[] = {
-      {memory.activation_of, "activations of a micro-batch"},
+      {memory.activation_of.empty() ? alike : memory.activation_of, "activations of a micro-batch"},
       {memory.parameter_bytes, "parameters"},
       {memory.gradient_bytes, "gradients"},
       {memory.optimizer_bytes, "optimizer state"}};

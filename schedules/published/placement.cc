@@ -118,14 +118,10 @@ Plan SerialOrder(const Plan& frame) {
   return plan;
 }
 
-int64_t SerialPeak(const Plan& frame, const CostModel& costs, bool recomputed) {
-  std::vector<CellBytes> cells;
-  for (int s = 0; s < frame.stages; ++s) cells.push_back(BytesOfCell(costs, s, recomputed));
-  return SerialPeak(frame, cells);
-}
+namespace {
 
-int64_t SerialPeak(const Plan& frame, const std::vector<CellBytes>& cells) {
-  int64_t peak = 0;
+std::vector<int64_t> SerialPeaks(const Plan& frame, const std::vector<CellBytes>& cells) {
+  std::vector<int64_t> peaks(static_cast<size_t>(frame.ranks), 0);
   for (const Route& route : frame.routes) {
     // Between the last F and the first B the whole of one chunk and the kept part of the others; of
     // the last on a rank, whose backward comes first, all of it.
@@ -134,12 +130,28 @@ int64_t SerialPeak(const Plan& frame, const std::vector<CellBytes>& cells) {
       const CellBytes& bytes = cells[s];
       const bool counted = bytes.activation == 0;
       const int64_t whole = counted ? 1 : bytes.activation;
-      int64_t& here = held[static_cast<size_t>(route.ranks[s])];
-      peak = std::max(peak, here + whole);
-      here += counted ? whole : bytes.input;
+      const auto rank = static_cast<size_t>(route.ranks[s]);
+      peaks[rank] = std::max(peaks[rank], held[rank] + whole);
+      held[rank] += counted ? whole : bytes.input;
     }
   }
-  return peak;
+  return peaks;
+}
+
+}  // namespace
+
+std::vector<int64_t> SerialPeaks(const Plan& frame, const CostModel& costs, bool recomputed) {
+  std::vector<CellBytes> cells;
+  for (int s = 0; s < frame.stages; ++s) cells.push_back(BytesOfCell(costs, s, recomputed));
+  return SerialPeaks(frame, cells);
+}
+
+int64_t SerialPeak(const Plan& frame, const CostModel& costs, bool recomputed) {
+  return std::ranges::max(SerialPeaks(frame, costs, recomputed));
+}
+
+int64_t SerialPeak(const Plan& frame, const std::vector<CellBytes>& cells) {
+  return std::ranges::max(SerialPeaks(frame, cells));
 }
 
 namespace {

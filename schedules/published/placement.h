@@ -62,6 +62,8 @@ Plan SerialOrder(const Plan& frame);
 /// with every chunk recomputed or none. The least that any order of these routes can do with.
 /// Throws Error if chunks are recomputed and the costs do not say what they hold meanwhile.
 int64_t SerialPeak(const Plan& frame, const CostModel& costs, bool recomputed);
+/// The same of each rank.
+std::vector<int64_t> SerialPeaks(const Plan& frame, const CostModel& costs, bool recomputed);
 /// Like the overload above, where each stage has such cells; the input of one that is not
 /// recomputed is all of it.
 int64_t SerialPeak(const Plan& frame, const std::vector<CellBytes>& cells);

@@ -31,6 +31,11 @@ std::vector<CellBytes> LeastCells(const Candidate& candidate, const Recompute& r
   return cells;
 }
 
+/// Activation of the largest cell, in bytes; 0 where the costs give none.
+int64_t LargestOf(const std::vector<CellBytes>& cells) {
+  return std::ranges::max(cells, {}, &CellBytes::activation).activation;
+}
+
 /// " with all stages recomputed"
 std::string With(const Recompute& recompute) {
   if (recompute.choice == Recompute::Choice::kNone) return "";
@@ -51,8 +56,11 @@ std::optional<int64_t> LeastLimit(const Spec& spec, const Recompute& recompute) 
   for (RankCost& rank : roomy.costs.ranks) rank.memory_bytes.reset();
   std::optional<int64_t> least;
   for (const Candidate& candidate : CandidatesOf(roomy)) {
+    const std::vector<CellBytes> cells = LeastCells(candidate, recompute, CostStages(spec));
+    // All but the chunk that runs may wait in the host's memory.
+    const bool offloads = spec.offload.choice == Offload::Choice::kAuto;
     const int64_t held =
-        SerialPeak(candidate.frame, LeastCells(candidate, recompute, CostStages(spec)));
+        offloads ? std::max<int64_t>(1, LargestOf(cells)) : SerialPeak(candidate.frame, cells);
     const int64_t limit = bytes ? held : LimitNeeded(spec, candidate.frame, held);
     least = std::min(least.value_or(limit), limit);
   }

@@ -331,6 +331,7 @@ Plan OffloadStages(Plan order, const CostModel& costs, const std::vector<int>& s
 Plan OffloadToFit(const Plan& order, const CostModel& costs, const std::vector<int64_t>& limits) {
   CF_ASSERT(order.level == Level::kCompute);
   CheckHostCost(costs, true);
+  if (limits.empty()) return order;
   // A cell that waits for copies comes later than in the order: then others are better to take.
   constexpr int kRounds = 4;
   Spans spans = TimesOf(order, costs);

@@ -26,7 +26,6 @@ OffloadList::OffloadList(const Plan& frame, const CostModel& costs,
                          const std::vector<int64_t>& limits)
     : frame_(frame), limits_(limits) {
   const MemoryLimit memory(costs);
-  const Time hop = costs.comm.latency + costs.comm.occupancy;
   route_of_.resize(static_cast<size_t>(frame.microbatches));
   down_.resize(route_of_.size());
   up_.resize(route_of_.size());
@@ -49,8 +48,9 @@ OffloadList::OffloadList(const Plan& frame, const CostModel& costs,
         cell.input_at = s == 0 ? 0 : kNever;
         cell.gradient_at = kNever;
         const bool crosses = s > 0 && route.ranks[static_cast<size_t>(s) - 1] != cell.rank;
-        to += (crosses ? hop : 0) + cell.f;
-        back += (crosses ? hop : 0) + cell.b;
+        const Time hop = crosses ? costs.comm.HopBetween(s - 1) : 0;
+        to += hop + cell.f;
+        back += hop + cell.b;
         down.push_back(to);
         up.push_back(back);
       }

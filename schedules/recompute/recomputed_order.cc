@@ -41,7 +41,7 @@ RecomputedProblem::RecomputedProblem(const Plan& plan, const CostModel& costs,
         rank_[c] = route.ranks[static_cast<size_t>(s)];
         if (s == 0) continue;
         before_[c] = static_cast<int32_t>(c) - 1;
-        if (rank_[c] != rank_[c - 1]) hop_[c] = costs.comm.latency + costs.comm.occupancy;
+        if (rank_[c] != rank_[c - 1]) hop_[c] = costs.comm.HopBetween(s - 1);
       }
     }
   }

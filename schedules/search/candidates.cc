@@ -125,11 +125,34 @@ Candidate Make(const Spec& spec, Placement placement) {
   }
   candidate.spec.costs = OnRanks(candidate.spec.costs, candidate.frame);
   candidate.limits = LimitsOfRanks(candidate.frame, candidate.spec);
-  LimitByDevice(candidate.frame, &candidate.spec);
+  if (!candidate.limits.empty()) candidate.spec.memory_limit = std::ranges::max(candidate.limits);
   return candidate;
 }
 
 }  // namespace
+
+void Candidate::Limit(int64_t most) {
+  limits.resize(static_cast<size_t>(frame.ranks), most);
+  for (int64_t& limit : limits) limit = std::min(limit, most);
+  spec.memory_limit = std::ranges::max(limits);
+}
+
+void Candidate::Unlimit() {
+  limits.clear();
+  spec.memory_limit.reset();
+}
+
+Candidate Candidate::Tightest() const {
+  Candidate tightest = *this;
+  if (!limits.empty()) tightest.Limit(std::ranges::min(limits));
+  return tightest;
+}
+
+bool Candidate::FitsSerially(bool recomputed) const {
+  if (limits.empty()) return true;
+  const std::vector<int64_t> peaks = SerialPeaks(frame, spec.costs, recomputed);
+  return std::ranges::equal(peaks, limits, std::less_equal<>());
+}
 
 int CostStages(const Spec& spec) {
   if (spec.costs.stages.size() > 1) return static_cast<int>(spec.costs.stages.size());
@@ -311,6 +334,8 @@ void RepartitionMemory(int from, int to, MemoryCost* memory) {
     if (memory->activation_of.size() == 1) memory->activation_of.clear();
     if (memory->stash_of.size() == 1) memory->stash_of.clear();
   }
+  // A part holds no more than its activation, its input included.
+  memory->input_bytes = std::min(memory->input_bytes, memory->activation_bytes);
   for (const StateBytes& state : kStateBytes) {
     for (auto* list : {&(memory->*state.of_stages), &(memory->*state.rest_of_stages)}) {
       *list = SpreadBytes(*list, from, to);

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "compiler/plan/cost.h"
+#include "compiler/plan/memory_limit.h"
 #include "compiler/plan/plan.h"
 #include "compiler/plan/spec.h"
 
@@ -22,11 +23,28 @@ std::optional<int64_t> LimitFor(const Spec& spec, int stages);
 /// One placement to search: the model of the spec in as many stages as the placement has.
 struct Candidate {
   Placement placement = Placement::kLinear;
-  Spec spec;   ///< chunks, costs and memory limit are those of the placement's stages
+  Spec spec;   ///< chunks and costs are those of the placement's stages; limit of the roomiest rank
   Plan frame;  ///< routes and no programs
-  /// Most that each rank may hold, in what limits count: of these the least is the memory limit of
-  /// the spec. Empty: anything.
+  /// Most that each rank may hold, in what limits count. Empty: anything.
   std::vector<int64_t> limits = {};
+
+  /// Sets a limit for all ranks that leaves none more room than it has.
+  void Limit(int64_t most);
+  /// Lets each rank hold anything.
+  void Unlimit();
+  /// The same with the room of the fullest rank for all.
+  Candidate Tightest() const;
+  /// True if no rank of a run (Simulation) holds more than its limit.
+  template <typename Run>
+  bool Fits(const Run& run) const {
+    const MemoryLimit limit(spec.costs);
+    for (size_t r = 0; r < limits.size(); ++r) {
+      if (limit.Peak(run.ranks[r]) > limits[r]) return false;
+    }
+    return true;
+  }
+  /// True if some order of it fits: one micro-batch at a time, with every chunk recomputed or none.
+  bool FitsSerially(bool recomputed) const;
 };
 
 /// Stages of a candidate for the placement, which is no choice.

@@ -14,20 +14,19 @@ constexpr int64_t kRuns = -1;  // a rank that waits for nothing
 }  // namespace
 
 Evaluator::Evaluator(const SearchProblem& problem) : problem_(problem) {
-  occupancy_ = problem.costs.comm.occupancy;
   latency_ = problem.costs.comm.latency;
   for (const RouteStage& stage : problem.stages) {
-    const auto neighbour = [&](int index, int edge) -> Neighbour {
+    const auto neighbour = [&](int index, int edge, bool before) -> Neighbour {
       if (index < 0) return {};
-      const int rank = problem.stage(index).rank;
-      return {index, rank, edge, rank == stage.rank};
+      const RouteStage& other = problem.stage(index);
+      return {index, other.rank, edge, before ? stage.hop : other.hop, other.rank == stage.rank};
     };
     const auto index = static_cast<int32_t>(states_.size());
     StageState state;
     state.first = stage.first;
     state.count = stage.count;
-    state.before = neighbour(stage.before, stage.edge_before);
-    state.after = neighbour(stage.after, stage.edge_after);
+    state.before = neighbour(stage.before, stage.edge_before, true);
+    state.after = neighbour(stage.after, stage.edge_after, false);
     state.memory = stage.memory;
     for (size_t i = 0; i < 4 && stage.count > 0; ++i) {
       state.cost[i] = problem.Duration({kCosted[i], index}, 0);
@@ -81,7 +80,7 @@ const Evaluation& Evaluator::Run(const Order& order, const NoiseDraw* draw) {
     result_.rank_ends[r] = end;
     result_.makespan = std::max(result_.makespan, end);
     if (!order[r].empty()) result_.span = std::max(result_.span, end - first_start_[r]);
-    if (problem_.limit && result_.peak[r] > *problem_.limit) result_.fits = false;
+    if (result_.peak[r] > problem_.Room(r)) result_.fits = false;
   }
   return result_;
 }
@@ -191,10 +190,10 @@ void Evaluator::Depart(const Neighbour& to, int32_t k, size_t backward, Time mad
   if (to.edge >= 0) {
     Time& free = edge_free_[static_cast<size_t>(to.edge)];
     made = std::max(made, free);
-    free = made + occupancy_;
+    free = made + to.hop - latency_;
   }
   const size_t message = MessageOf(At(to.stage), k, backward);
-  arrivals_[message] = made + occupancy_ + latency_;
+  arrivals_[message] = made + to.hop;
   int64_t& waits = waits_[static_cast<size_t>(to.rank)];
   if (waits != static_cast<int64_t>(message)) return;
   waits = kRuns;

@@ -28,6 +28,7 @@ class Evaluator {
   struct Neighbour {
     int32_t stage = -1, rank = -1;
     int32_t edge = -1;  // the directed edge to it; -1 where links are free
+    Time hop = 0;       // of a message to it
     bool here = false;  // on the same rank
   };
   /// Costs of a stage and the targets of its messages, in one piece of memory.
@@ -64,7 +65,7 @@ class Evaluator {
   std::vector<Time> pair_;     // FB by stage and place of the other among its rank's stages
   std::vector<size_t> place_;  // of a stage among its rank's stages
   size_t places_ = 0;
-  Time occupancy_ = 0, latency_ = 0;
+  Time latency_ = 0;
   std::vector<Time> arrivals_;  // when what F and B of a chunk need from another rank is there
   std::vector<Time> edge_free_, lane_free_, first_start_;
   std::vector<int64_t> waits_;

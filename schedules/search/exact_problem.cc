@@ -22,7 +22,6 @@ class Builder {
       pairs = pairs || cost.fb < cost.f + cost.bw;
     }
     problem_.latency = costs_.comm.latency;
-    problem_.occupancy = costs_.comm.occupancy;
     for (const Route& route : frame_.routes) {
       for (size_t k = 0; k < route.microbatches.size(); ++k) AddMicrobatch(route, k);
     }
@@ -51,7 +50,7 @@ class Builder {
       const auto hop = [&](int other, Time* time, int* edge) {
         const int rank = route.ranks[static_cast<size_t>(other)];
         if (rank == chunk.rank) return;
-        *time = costs_.comm.latency + costs_.comm.occupancy;
+        *time = costs_.comm.HopBetween(std::min(s, other));
         if (costs_.comm.exclusive()) *edge = EdgeOf(chunk.rank, rank);
       };
       if (s > 0) hop(s - 1, &chunk.hop_before, &chunk.edge_before);
@@ -141,7 +140,7 @@ class Builder {
 Time Deliver(const ExactProblem& problem, int edge, Time hop, Time ready, ExactState* state) {
   if (edge < 0) return ready + hop;
   Time& free = state->edge_free[static_cast<size_t>(edge)];
-  free = std::max(ready, free) + problem.occupancy;
+  free = std::max(ready, free) + hop - problem.latency;
   return free + problem.latency;
 }
 
@@ -168,7 +167,7 @@ void EndBackward(const ExactProblem& problem, int c, Time end, bool weights, Exa
 }  // namespace
 
 std::optional<ExactProblem> ExactProblem::Of(const Plan& frame, const CostModel& costs,
-                                             std::optional<int64_t> limit,
+                                             const std::vector<int64_t>& rooms,
                                              const std::vector<int>& recomputed) {
   const int64_t chunks = int64_t{frame.stages} * frame.microbatches;
   if (chunks > int64_t{kMostChunks} || frame.ranks > static_cast<int>(kMostRanks)) {
@@ -176,7 +175,7 @@ std::optional<ExactProblem> ExactProblem::Of(const Plan& frame, const CostModel&
   }
   ExactProblem problem;
   problem.ranks = static_cast<size_t>(frame.ranks);
-  if (limit) problem.limit = *limit;
+  problem.rooms = rooms;
   Builder(frame, costs, recomputed, &problem).Build();
   if (problem.edges > kMostEdges) return std::nullopt;
   return problem;
@@ -200,7 +199,9 @@ void FindChoices(const ExactProblem& problem, const ExactState& state,
   for (int c = 0; c < count; ++c) {
     const ExactChunk& chunk = problem.chunk(c);
     const auto at = static_cast<size_t>(c);
-    const int64_t room = problem.limit - state.held[static_cast<size_t>(chunk.rank)];
+    const auto rank = static_cast<size_t>(chunk.rank);
+    const int64_t most = problem.rooms.empty() ? INT64_MAX : problem.rooms[rank];
+    const int64_t room = most - state.held[rank];
     const ChunkState done = state.of(c);
     const bool follows = chunk.twin < 0 || state.of(chunk.twin) > done;
     if (done == ChunkState::kAll || !follows) continue;

@@ -45,14 +45,14 @@ struct ExactProblem {
   /// `recomputed`: stages whose chunks are, by number. None if there are too many chunks, ranks or
   /// edges. The costs must fit the frame (CheckCosts).
   static std::optional<ExactProblem> Of(const Plan& frame, const CostModel& costs,
-                                        std::optional<int64_t> limit,
+                                        const std::vector<int64_t>& rooms,
                                         const std::vector<int>& recomputed);
 
   std::vector<ExactChunk> chunks;
   std::vector<std::vector<ExactJob>> jobs;  ///< of each rank, those with long tails first
   std::vector<std::vector<Time>> pair;      ///< FB of a forward and a backward; empty without pairs
-  int64_t limit = INT64_MAX;
-  Time latency = 0, occupancy = 0;
+  std::vector<int64_t> rooms;               ///< of each rank; empty: anything fits
+  Time latency = 0;                         ///< of a message
   size_t edges = 0;
   size_t ranks = 0;
 

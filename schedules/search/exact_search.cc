@@ -164,7 +164,7 @@ class Tree {
     if (problem_.edges > 0 || !problem_.pair.empty()) return false;
     const ExactChunk& chunk = problem_.chunk(choice.chunk);
     if (choice.op == Op::B) return chunk.bw >= chunk.b + chunk.w;
-    return choice.op != Op::BW && problem_.limit == INT64_MAX;
+    return choice.op != Op::BW && problem_.rooms.empty();
   }
 
   /// Counts this many instructions.
@@ -240,11 +240,11 @@ bool TakesExactly(const Plan& frame) {
          frame.ranks <= static_cast<int>(ExactProblem::kMostRanks);
 }
 
-ExactSearch SearchExactly(const Plan& frame, const CostModel& costs, std::optional<int64_t> limit,
-                          const std::vector<int>& recomputed, Time below, Time bound,
-                          int64_t budget, SearchWork* work) {
+ExactSearch SearchExactly(const Plan& frame, const CostModel& costs,
+                          const std::vector<int64_t>& rooms, const std::vector<int>& recomputed,
+                          Time below, Time bound, int64_t budget, SearchWork* work) {
   ExactSearch found;
-  const std::optional<ExactProblem> problem = ExactProblem::Of(frame, costs, limit, recomputed);
+  const std::optional<ExactProblem> problem = ExactProblem::Of(frame, costs, rooms, recomputed);
   if (!problem || work->spent()) return found;
   work->Enter("exact search");
   Tree tree(*problem, below, bound, std::min(budget, work->left()), work);

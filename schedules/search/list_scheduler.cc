@@ -14,13 +14,11 @@ namespace {
 constexpr int kStagesAtOnce = 4;
 
 constexpr Time kNever = RankQueue::kNever;
-constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max() / 2;
 
 }  // namespace
 
-ListScheduler::ListScheduler(const SearchProblem& problem)
-    : limit_(problem.limit.value_or(kNoLimit)) {
-  occupancy_ = problem.costs.comm.occupancy;
+ListScheduler::ListScheduler(const SearchProblem& problem) {
+  latency_ = problem.costs.comm.latency;
   std::vector<int32_t> state_of(problem.stages.size());
   int32_t next = 0;
   for (const std::vector<int>& here : problem.stages_of) {
@@ -30,6 +28,7 @@ ListScheduler::ListScheduler(const SearchProblem& problem)
   size_t code = 0;
   for (const std::vector<int>& here : problem.stages_of) {
     Rank rank;
+    rank.room = problem.Room(ranks_.size());
     rank.begin = static_cast<int32_t>(states_.size());
     rank.first = code;
     for (const int index : here) {
@@ -114,7 +113,11 @@ void ListScheduler::Reset(const Rules& rules) {
   }
   for (size_t r = 0; r < ranks_.size(); ++r) {
     Rank& rank = ranks_[r];
-    rank = {.begin = rank.begin, .end = rank.end, .first = rank.first, .rule = rules.ranks[r]};
+    rank = {.begin = rank.begin,
+            .end = rank.end,
+            .first = rank.first,
+            .room = rank.room,
+            .rule = rules.ranks[r]};
     for (int32_t t = rank.begin; t < rank.end; ++t) {
       const StageState& state = At(t);
       if (scaled_[0].empty()) {
@@ -180,7 +183,7 @@ void ListScheduler::Depart(int32_t to, int32_t edge, Time hop, Time made, bool f
   if (edge >= 0) {
     Time& free = edge_free_[static_cast<size_t>(edge)];
     made = std::max(made, free);
-    free = made + occupancy_;
+    free = made + hop - latency_;
   }
   const Time arrival = made + hop;
   if (forward) {

@@ -96,6 +96,7 @@ class ListScheduler {
   struct Rank {
     int32_t begin = 0, end = 0;  // its states
     size_t first = 0;            // of its codes
+    int64_t room = 0;            // it may hold that much
     size_t size = 0;             // of its codes so far
     RankRule rule;
     int32_t due = 0;  // weight gradients
@@ -127,8 +128,7 @@ class ListScheduler {
               Time arrival_b, int32_t next_b) const;
   Time Duration(Op op, const StageState& state) const;
 
-  int64_t limit_ = 0;
-  Time below_ = 0, end_ = 0, occupancy_ = 0;
+  Time below_ = 0, end_ = 0, latency_ = 0;
   int64_t started_ = 0, total_ = 0, looks_ = 1;
   bool given_up_ = false, fused_ = false;
   std::vector<StageState> states_;

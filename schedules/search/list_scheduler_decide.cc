@@ -31,7 +31,7 @@ bool ListScheduler::Admits(const Rank& rank, int32_t which) const {
       const int32_t holding = state.nf + (t == which) - later;
       if (holding > 0) sum += holding * state.memory.activation;
     }
-    if (sum > limit_) return false;
+    if (sum > rank.room) return false;
   }
   return true;
 }
@@ -148,7 +148,7 @@ void ListScheduler::Decide(int r, Time now) {
     Start(r, now, Op::W, w);
     return;
   }
-  const bool full = f >= 0 && rank.held + At(f).memory.activation > limit_;
+  const bool full = f >= 0 && rank.held + At(f).memory.activation > rank.room;
   if (full && w < 0) f = -1;
   const bool forward = f >= 0 && (b < 0 || rank.rule.turn == Turn::kForward ||
                                   (rank.rule.turn == Turn::kAlternate && !rank.was_forward));

@@ -43,8 +43,7 @@ bool ProvenLonger(int most, const Candidate& candidate, Time enough) {
 bool Suffices(const Plan& plan, const Candidate& candidate, Time enough) {
   const Spec& spec = candidate.spec;
   const Simulation simulation = Simulate(plan, spec.costs);
-  return simulation.makespan <= enough &&
-         MemoryLimit(spec.costs, spec.memory_limit).Fits(simulation);
+  return simulation.makespan <= enough && candidate.Fits(simulation);
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 
 #include "compiler/plan/error.h"
 #include "compiler/plan/memory_limit.h"
+#include "schedules/search/candidates.h"
 #include "schedules/search/evaluator.h"
 
 namespace contraflow {
@@ -103,7 +104,7 @@ SearchProblem MakeProblem(Plan frame, const CostModel& costs, std::optional<int6
       stage.first = chunks;
       chunks += static_cast<size_t>(stage.count);
       if (s > 0 && problem.stages.back().rank != stage.rank) {
-        stage.hop = costs.comm.latency + costs.comm.occupancy;
+        stage.hop = costs.comm.HopBetween(s - 1);
       }
       stage.cost = costs.stage(s);
       stage.memory = unit.bytes() ? BytesOfCell(costs, s, false) : CellBytes{1, 1, 1};
@@ -115,6 +116,13 @@ SearchProblem MakeProblem(Plan frame, const CostModel& costs, std::optional<int6
   if (costs.comm.exclusive()) NumberEdges(&problem);
   frame.programs.assign(static_cast<size_t>(frame.ranks), {});
   problem.frame = std::move(frame);
+  return problem;
+}
+
+SearchProblem MakeProblem(const Candidate& candidate) {
+  const Spec& spec = candidate.spec;
+  SearchProblem problem = MakeProblem(candidate.frame, spec.costs, spec.memory_limit);
+  problem.rooms = candidate.limits;
   return problem;
 }
 
@@ -134,6 +142,7 @@ SearchProblem CoarseProblem(const SearchProblem& problem, int ranks) {
   CostModel costs;
   costs.unit = problem.costs.unit;
   costs.comm = problem.costs.comm;
+  costs.comm.sizes.clear();
   std::optional<MemoryCost>& memory = costs.memory;
   if (const std::optional<MemoryCost>& of = problem.costs.memory) {
     memory = MemoryCost{of->activation_bytes, of->w_stash_bytes};
@@ -166,6 +175,7 @@ SearchProblem CoarseProblem(const SearchProblem& problem, int ranks) {
   if (memory) memory->stash_of.resize(stages);
   frame.stages = static_cast<int>(stages);
   std::optional<int64_t> limit = problem.limit;
+  if (!problem.rooms.empty()) limit = std::ranges::min(problem.rooms);
   if (limit) {
     // One micro-batch must fit, so on a rank with many stages not all in proportion.
     int64_t least = 1;

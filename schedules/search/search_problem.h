@@ -2,6 +2,7 @@
 
 #include <array>
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <vector>
 
@@ -9,6 +10,8 @@
 #include "compiler/plan/rank_memory.h"
 
 namespace contraflow {
+
+struct Candidate;
 
 /// Operations whose costs a state has, in the order of CostIndex.
 inline constexpr Op kCosted[] = {Op::F, Op::B, Op::W, Op::BW};
@@ -75,8 +78,9 @@ class StageCounts {
 struct SearchProblem {
   Plan frame;  ///< head and routes; no programs
   CostModel costs;
-  std::optional<int64_t> limit;             ///< of each rank, in the unit of RouteStage::memory
-  std::vector<RouteStage> stages;           ///< by route, then stage
+  std::optional<int64_t> limit;    ///< of the roomiest rank, in the unit of RouteStage::memory
+  std::vector<int64_t> rooms;      ///< limits of the ranks where these differ
+  std::vector<RouteStage> stages;  ///< by route, then stage
   std::vector<std::vector<int>> stages_of;  ///< of each rank, ascending
   size_t edges = 0;                         ///< that messages queue on
   bool pairs = false;                       ///< some FB is shorter than its parts
@@ -85,6 +89,9 @@ struct SearchProblem {
   int64_t chunks() const;  ///< stages * micro-batches
   /// Place of the k-th chunk of a stage in tables by chunk.
   size_t Chunk(int index, int k) const { return stage(index).first + static_cast<size_t>(k); }
+  int64_t Room(size_t rank) const {
+    return rooms.empty() ? limit.value_or(std::numeric_limits<int64_t>::max() / 2) : rooms[rank];
+  }
   bool alike() const { return costs.microbatch_scale.empty(); }  ///< all micro-batches
   /// Some rank has several stages.
   bool several() const;
@@ -105,6 +112,8 @@ struct SearchProblem {
 
 /// `frame` has routes and no programs. The costs must fit it (CheckCosts).
 SearchProblem MakeProblem(Plan frame, const CostModel& costs, std::optional<int64_t> limit);
+/// The same of a candidate, within the limit of each of its ranks.
+SearchProblem MakeProblem(const Candidate& candidate);
 
 /// A small problem that is like a large one: some `ranks` of it at even distances, with their
 /// stages, and micro-batches and memory in proportion.

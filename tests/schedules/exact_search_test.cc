@@ -33,7 +33,9 @@ constexpr Time kAny = std::numeric_limits<Time>::max() / 4;
 ExactSearch SearchFor(const ExactInstance& instance, const std::vector<int>& recomputed,
                       Time below) {
   SearchWork work{SearchOptions()};
-  return SearchExactly(FrameOf(instance.plan), instance.costs, instance.limit, recomputed, below, 0,
+  std::vector<int64_t> rooms;
+  if (instance.limit) rooms.assign(static_cast<size_t>(instance.plan.ranks), *instance.limit);
+  return SearchExactly(FrameOf(instance.plan), instance.costs, rooms, recomputed, below, 0,
                        work.left(), &work);
 }
 
@@ -192,15 +194,17 @@ TEST_SUITE("unit") {
   TEST_CASE("the exact search ends with its budget and takes no large frames") {
     const CostModel costs = UniformCosts(10, 13, 4, 3);
     const Plan frame = LinearFrame(4, 8);
+    const std::vector<int64_t> rooms(4, 3);
     SearchWork work{SearchOptions()};
-    const ExactSearch found = SearchExactly(frame, costs, 3, {}, kAny, 0, 20'000, &work);
+    const ExactSearch found = SearchExactly(frame, costs, rooms, {}, kAny, 0, 20'000, &work);
     CHECK_FALSE(found.complete);
     CHECK(work.left() >= SearchWork::kPerSecond - 21'000);
-    const ExactSearch again = SearchExactly(frame, costs, 3, {}, kAny, 0, 20'000, &work);
+    const ExactSearch again = SearchExactly(frame, costs, rooms, {}, kAny, 0, 20'000, &work);
     CHECK(again.programs == found.programs);
     CHECK(TakesExactly(frame));
     CHECK_FALSE(TakesExactly(LinearFrame(4, 11)));
-    CHECK_FALSE(SearchExactly(LinearFrame(4, 11), costs, 3, {}, kAny, 0, 20'000, &work).complete);
+    CHECK_FALSE(
+        SearchExactly(LinearFrame(4, 11), costs, rooms, {}, kAny, 0, 20'000, &work).complete);
   }
 }
 

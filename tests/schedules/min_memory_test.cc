@@ -52,14 +52,17 @@ Case Draw(std::mt19937_64* random, int round) {
   return {spec, SingleRoutePlan(spec, kind == 1 ? VPlacement(ranks) : owners)};
 }
 
-/// Needs of a micro-batch at a time for activations on the fullest rank, and with parameters.
+/// Needs of a micro-batch at a time on the fullest rank: for activations, and with parameters.
 std::pair<int64_t, int64_t> Needs(const Case& drawn, LayerStages* layers,
                                   const Partition& partition) {
   const CostModel costs = OnRanks(layers->Make(partition), drawn.frame);
   const bool recomputes = drawn.spec.recompute.choice == Recompute::Choice::kFull;
-  const int64_t peak = SerialPeak(drawn.frame, costs, recomputes);
-  const std::vector<int64_t> nothing(static_cast<size_t>(drawn.spec.ranks), 0);
-  return {peak, peak - std::ranges::min(RoomForActivations(drawn.frame, costs, nothing))};
+  const std::vector<int64_t> peaks = SerialPeaks(drawn.frame, costs, recomputes);
+  const std::vector<int64_t> nothing(peaks.size(), 0);
+  const std::vector<int64_t> rooms = RoomForActivations(drawn.frame, costs, nothing);
+  int64_t all = 0;
+  for (size_t r = 0; r < peaks.size(); ++r) all = std::max(all, peaks[r] - rooms[r]);
+  return {std::ranges::max(peaks), all};
 }
 
 TEST_SUITE("property") {

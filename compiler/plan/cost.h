@@ -74,7 +74,7 @@ struct CommCost {
   /// Sets `bytes`, `occupancy` and, where they differ, `sizes`; one entry for each pair of
   /// neighbours.
   void SetBytes(const std::vector<int64_t>& between, Unit unit);
-  MessageSize SizeBetween(int s) const;           ///< of a message between stages s and s + 1
+  MessageSize SizeBetween(int s) const;  ///< of a message between stages s and s + 1
   /// How long a message between stages s and s + 1 takes on a free edge.
   Time HopBetween(int s) const { return latency + SizeBetween(s).occupancy; }
   static int PairOf(const Instruction& message);  ///< that s

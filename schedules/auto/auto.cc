@@ -95,12 +95,6 @@ std::optional<Spec> SpecFor(const Schedule& schedule, const Spec& asked) {
   return spec;
 }
 
-bool HasAllToAlls(const std::vector<LayerCost>& layers) {
-  return std::ranges::any_of(layers, [](const LayerCost& layer) {
-    return layer.moe && layer.moe->Of(Op::DISPATCH_F, 0) > 0;
-  });
-}
-
 class AutoSearch {
  public:
   AutoSearch(const Spec& asked, const SearchControl& control)
@@ -272,13 +266,15 @@ class AutoSearch {
   bool OfferPlan(Plan plan, const Spec& spec, Placement placement) {
     if (!plan.costs) plan.costs = spec.costs;
     if (!FitsMemory(plan, *plan.costs, asked_)) return false;
-    const std::optional<int64_t> limit = LimitFor(asked_, plan.stages);
-    plan.provenance = Provenance{.placement = std::string(Name(placement)),
-                                 .from = plan.schedule,
-                                 .cost_stages = {},
-                                 .memory_limit = limit,
-                                 .makespan = Simulate(plan, *plan.costs, Keep::kFigures).makespan,
-                                 .bound = ProveBound(plan, *plan.costs, limit).value};
+    Candidate candidate{placement, spec, FrameOf(plan)};
+    candidate.spec.costs = *plan.costs;
+    candidate.spec.memory_limit = LimitFor(asked_, plan.stages);
+    if (!HoldsLess(spec)) candidate.LimitByDevices();
+    const Time bound = HoldsLess(spec)
+                           ? ProveBound(plan, *plan.costs, candidate.spec.memory_limit).value
+                           : candidate.Bound();
+    plan.provenance = ProvenanceOf(candidate, plan.schedule,
+                                   Simulate(plan, *plan.costs, Keep::kFigures).makespan, bound);
     plan.schedule = kAuto.name;
     if (incumbent_.Offer(std::move(plan))) Report();
     return true;
@@ -294,12 +290,11 @@ class AutoSearch {
 
   /// Replaces the order of the plan by one that is as long without noise and shorter with it.
   void Steady(Plan* plan) {
-    const std::optional<int64_t> limit = plan->provenance->memory_limit;
-    SearchProblem problem = MakeProblem(FrameOf(*plan), *plan->costs, limit);
-    Spec spec = asked_;
-    spec.costs = *plan->costs;
-    spec.memory_limit = limit;
-    problem.rooms = LimitsOfRanks(problem.frame, spec);
+    Candidate candidate{Placement::kAny, asked_, FrameOf(*plan)};
+    candidate.spec.costs = *plan->costs;
+    candidate.spec.memory_limit = plan->provenance->memory_limit;
+    candidate.LimitByDevices();
+    const SearchProblem problem = MakeProblem(candidate);
     std::optional<Order> order = ToOrder(problem, *plan);
     // An order that stands noise is no longer than another, but its step may be.
     if (!order || SharesStages(*plan) || LongerThanOrder(*plan->costs, asked_.search)) return;

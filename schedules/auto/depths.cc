@@ -36,7 +36,11 @@ std::vector<PlacementDepth> DepthsOf(const Spec& spec) {
   std::vector<PlacementDepth> shapes;
   const auto offer = [&](Placement placement, int chunks) {
     if (!Allows(asked, placement)) return;
-    if (chunks > deepest || (IsChoice(asked) && chunks > 1 && spec.ranks == 1)) return;
+    if (chunks > deepest) return;
+    // On one rank, parts of its layers run again one after the other, or overlap.
+    const bool parts = placement == Placement::kInterleaved &&
+                       (HoldsLess(spec) || HasAllToAlls(spec.costs.layers));
+    if (IsChoice(asked) && chunks > 1 && spec.ranks == 1 && !parts) return;
     if (placement == Placement::kBidirectional &&
         (spec.microbatches < 2 || (IsChoice(asked) && spec.ranks == 1))) {
       return;

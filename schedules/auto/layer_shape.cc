@@ -9,7 +9,6 @@
 #include <string>
 #include <utility>
 
-#include "compiler/bound/bound.h"
 #include "compiler/plan/error.h"
 #include "compiler/plan/memory_limit.h"
 #include "schedules/auto/shape.h"
@@ -264,7 +263,7 @@ class LayerShape : public Shape {
     Plan plan = ToPlan(MakeProblem(candidate), found.order);
     if (SharesStages(plan)) plan = RenumberMicrobatches(std::move(plan));
     plan.costs = staged.costs;
-    const Time proven = ProveBound(candidate.frame, staged.costs, staged.memory_limit).value;
+    const Time proven = candidate.Bound();
     plan.provenance = ProvenanceOf(candidate, found.from, found.makespan, proven);
     const Time step = StepTime(plan, staged.costs, staged.memory_limit, staged.search, work_);
     Offer(partition, {std::move(plan), step});

@@ -5,7 +5,6 @@
 #include <string>
 #include <utility>
 
-#include "compiler/bound/bound.h"
 #include "compiler/plan/error.h"
 #include "schedules/auto/search.h"
 #include "schedules/partition/staged.h"
@@ -76,9 +75,7 @@ bool FewCells(const Candidate& candidate) {
 }  // namespace
 
 OrderSearch::OrderSearch(const Candidate& candidate)
-    : candidate_(candidate),
-      bound_(ProveBound(candidate.frame, candidate.spec.costs, candidate.spec.memory_limit).value) {
-}
+    : candidate_(candidate), bound_(candidate.Bound()) {}
 
 bool OrderSearch::Proves(Time step) const {
   return !ByComponents(candidate_.spec.costs, candidate_.spec.search) &&
@@ -168,7 +165,7 @@ std::optional<FoundPlan> OrderSearch::Arranged(SearchWork* work) {
   Candidate arranged = candidate_;
   CostModel& costs = arranged.spec.costs;
   costs.microbatch_scale = ScaleInOrder(candidate_.spec.costs, order);
-  Time bound = ProveBound(arranged.frame, costs, arranged.spec.memory_limit).value;
+  Time bound = arranged.Bound();
   const Seeds seeds = {MakeProblem(arranged), PublishedOrders(arranged)};
   FoundPlan found = Once(arranged, seeds, &bound, work);
   found.plan = NumberMicrobatches(std::move(found.plan), order);

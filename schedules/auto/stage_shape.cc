@@ -83,8 +83,8 @@ class StageShape : public Shape {
       plan.costs = spec.costs;
       const Simulation run = Simulate(plan, spec.costs, Keep::kFigures);
       if (!candidate_.Fits(run)) return false;
-      plan.provenance = ProvenanceOf(candidate_, plan.provenance->from, run.makespan,
-                                     ProveBound(plan, spec.costs, spec.memory_limit).value);
+      plan.provenance =
+          ProvenanceOf(candidate_, plan.provenance->from, run.makespan, candidate_.Bound());
       found->step = StepTime(plan, spec.costs, spec.memory_limit, spec.search, work);
     }
     Found(found->step);

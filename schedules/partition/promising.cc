@@ -170,9 +170,8 @@ std::vector<Chance> Promising(const Spec& of, const Plan& frame, LayerStages* la
     try {
       const bool recomputes = spec.recompute.choice != Recompute::Choice::kNone;
       if (!candidate.FitsSerially(recomputes)) return kImpossible;
-      const Bound proven = ProveBound(frame, candidate.spec.costs,
-                                      recomputes ? std::nullopt : candidate.spec.memory_limit);
-      return PartitionWorth{0, proven.value, std::ranges::max(partition)};
+      const Time proven = recomputes ? LowerBound(frame, candidate.spec.costs) : candidate.Bound();
+      return PartitionWorth{0, proven, std::ranges::max(partition)};
     } catch (const Error&) {
       return kImpossible;  // no room for one activation
     }

@@ -279,6 +279,12 @@ void CheckBytes(const CostModel& made) {
   }
 }
 
+bool HasAllToAlls(const std::vector<LayerCost>& layers) {
+  return std::ranges::any_of(layers, [](const LayerCost& layer) {
+    return layer.moe && layer.moe->Of(Op::DISPATCH_F, 0) > 0;
+  });
+}
+
 bool IsMoe(const LayerCost& layer) { return layer.moe && layer.moe->KindOf(0) == LayerKind::kMoe; }
 
 bool HasComponents(const std::vector<LayerCost>& layers) {

@@ -77,6 +77,9 @@ class LayerStages {
 /// Throws Error if a stage that was made of layers has more bytes of a kind than a plan may say.
 void CheckBytes(const CostModel& made);
 
+/// True if some layer has an all-to-all that takes time.
+bool HasAllToAlls(const std::vector<LayerCost>& layers);
+
 /// Costs with the stages of a plan in place of the layers: by the plan's own partition, else an
 /// even one; for a plan of components with those of the layers or, where all its stages are alike,
 /// as AlikeStages has it. Throws Error if the layers are not

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "compiler/bound/bound.h"
 #include "compiler/lower/interleave.h"
 #include "compiler/plan/error.h"
 #include "compiler/plan/layer_cost.h"
@@ -124,12 +125,16 @@ Candidate Make(const Spec& spec, Placement placement) {
       break;
   }
   candidate.spec.costs = OnRanks(candidate.spec.costs, candidate.frame);
-  candidate.limits = LimitsOfRanks(candidate.frame, candidate.spec);
-  if (!candidate.limits.empty()) candidate.spec.memory_limit = std::ranges::max(candidate.limits);
+  candidate.LimitByDevices();
   return candidate;
 }
 
 }  // namespace
+
+void Candidate::LimitByDevices() {
+  limits = LimitsOfRanks(frame, spec);
+  if (!limits.empty()) spec.memory_limit = std::ranges::max(limits);
+}
 
 void Candidate::Limit(int64_t most) {
   limits.resize(static_cast<size_t>(frame.ranks), most);
@@ -146,6 +151,38 @@ Candidate Candidate::Tightest() const {
   Candidate tightest = *this;
   if (!limits.empty()) tightest.Limit(std::ranges::min(limits));
   return tightest;
+}
+
+Time Candidate::Bound() const {
+  const int64_t most = spec.memory_limit.value_or(0);
+  if (std::ranges::all_of(limits, [most](int64_t limit) { return limit == most; })) {
+    return ProveBound(frame, spec.costs, spec.memory_limit).value;
+  }
+  // A rank with half the room is one with all of it, and chunks twice as large. In fractions of a
+  // byte, so that rounding down hardly loosens it.
+  constexpr int64_t kFine = int64_t{1} << 44;
+  const int64_t all = std::max(most, kFine);
+  CostModel costs = spec.costs;
+  MemoryCost& memory = *costs.memory;
+  memory.activation_of.clear();
+  memory.stash_of.clear();
+  for (int s = 0; s < frame.stages; ++s) {
+    int64_t room = 1;
+    for (const Route& route : frame.routes) {
+      room = std::max(room, limits[static_cast<size_t>(route.ranks[static_cast<size_t>(s)])]);
+    }
+    constexpr double kJustBelow = 1 - 1e-12;
+    const double times = static_cast<double>(all) / static_cast<double>(room) * kJustBelow;
+    const auto scaled = [&](int64_t bytes) {
+      return static_cast<int64_t>(
+          std::min(static_cast<double>(bytes) * times, static_cast<double>(all)));
+    };
+    memory.activation_of.push_back(std::max<int64_t>(1, scaled(spec.costs.memory->activation(s))));
+    memory.stash_of.push_back(scaled(spec.costs.memory->stash(s)));
+  }
+  memory.activation_bytes = std::ranges::min(memory.activation_of);
+  memory.w_stash_bytes = std::ranges::min(memory.stash_of);
+  return ProveBound(frame, costs, all).value;
 }
 
 bool Candidate::FitsSerially(bool recomputed) const {

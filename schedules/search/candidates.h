@@ -28,6 +28,8 @@ struct Candidate {
   /// Most that each rank may hold, in what limits count. Empty: anything.
   std::vector<int64_t> limits = {};
 
+  /// Sets the limit of each rank: that of the spec, and the room that its device leaves.
+  void LimitByDevices();
   /// Sets a limit for all ranks that leaves none more room than it has.
   void Limit(int64_t most);
   /// Lets each rank hold anything.
@@ -43,6 +45,8 @@ struct Candidate {
     }
     return true;
   }
+  /// A lower bound on the makespan of every order that fits.
+  Time Bound() const;
   /// True if some order of it fits: one micro-batch at a time, with every chunk recomputed or none.
   bool FitsSerially(bool recomputed) const;
 };

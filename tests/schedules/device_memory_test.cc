@@ -181,6 +181,47 @@ TEST_SUITE("property") {
   }
 }
 
+TEST_SUITE("property") {
+  TEST_CASE("auto gives each rank the room that its own state leaves") {
+    std::mt19937_64 random(3);
+    const auto draw = [&](int low, int high) {
+      return std::uniform_int_distribution<int>(low, high)(random);
+    };
+    int unlike = 0, as_tight = 0;
+    for (int round = 0; round < CasesToDraw(60); ++round) {
+      const int ranks = draw(2, 3);
+      Spec on_devices = MakeSpec("auto", ranks, draw(3, 5), UniformCosts(3, 2, 2));
+      for (StageCost& stage : on_devices.costs.stages) stage.f = draw(1, 4);
+      on_devices.device_memory = 80;
+      Spec limited = on_devices;
+      limited.device_memory.reset();
+      // Has as many activations of each stage as there is room for.
+      limited.memory_limit = 2520;
+      MemoryCost memory, as_many;
+      for (int s = 0; s < ranks; ++s) {
+        memory.activation_of.push_back(draw(5, 20));
+        memory.parameter_bytes.push_back(draw(0, 60));
+        const int64_t fit = (80 - memory.parameter_bytes.back()) / memory.activation_of.back();
+        as_many.activation_of.push_back(2520 / std::min<int64_t>(fit, 10));
+      }
+      for (MemoryCost* each : {&memory, &as_many}) {
+        each->activation_bytes = std::ranges::min(each->activation_of);
+        each->stash_of.assign(each->activation_of.size(), 0);
+      }
+      on_devices.costs.memory = memory;
+      limited.costs.memory = as_many;
+      CAPTURE(round);
+      const Plan plan = Compile(on_devices), other = Compile(limited);
+      CHECK(plan.provenance->makespan == other.provenance->makespan);
+      CHECK(plan.provenance->bound <= plan.provenance->makespan);
+      as_tight += plan.provenance->bound == other.provenance->bound;
+      unlike += std::ranges::max(as_many.activation_of) > 2 * as_many.activation_bytes;
+    }
+    CHECK((kSanitized || unlike > 20));
+    CHECK((kSanitized || as_tight > 50));
+  }
+}
+
 TEST_SUITE("unit") {
   TEST_CASE("compare shows what does not fit a device, and does not advise it") {
     CostModel costs = UniformCosts(4, 4, 4);

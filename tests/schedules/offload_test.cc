@@ -257,6 +257,11 @@ TEST_SUITE("unit") {
     spec.memory_limit = 4;
     const Plan plan = GeneratePlan(spec);
     for (const RankFigures& rank : Simulate(plan, costs).ranks) CHECK(rank.peak_activations <= 4);
+    spec.schedule = "auto";
+    spec.search.placement = Placement::kV;
+    spec.memory_limit.reset();
+    CHECK_FALSE(OffloadedCells(GeneratePlan(spec)).any());
+    spec.schedule = "1f1b";
     spec.offload = {.choice = Offload::Choice::kStages, .stages = {6}};
     CHECK(Failure([&] { GeneratePlan(spec); }) ==
           "`offload`: there is no stage 6, 1f1b makes 6 stages (0..5)");

@@ -28,6 +28,9 @@ CostModel Costs(std::mt19937_64* random, const Schedule& schedule, const Spec& s
       stage.fb = longest + (stage.f + stage.bw - longest) / 2;
     }
   }
+  if (costs.comm.exclusive() && (*random)() % 2 == 0) {
+    SetSizes(random, schedule.stages(spec), &costs.comm);
+  }
   costs.memory.reset();
   if ((*random)() % 2 == 0) {
     const auto bytes = static_cast<int64_t>(1 + (*random)() % 100);
@@ -89,6 +92,11 @@ TEST_SUITE("property") {
         const Evaluation evaluation = evaluator.Run(*order);
         CHECK(evaluation.runs);
         CHECK(evaluation.fits == (limit == most));
+        SearchProblem roomy = problem;
+        roomy.rooms = peaks;
+        CHECK(Evaluate(roomy, *order).fits);
+        --roomy.rooms[random() % peaks.size()];
+        CHECK_FALSE(Evaluate(roomy, *order).fits);
         CHECK(evaluation.makespan == simulation.makespan);
         CHECK(evaluation.span == simulation.span);
         CHECK(evaluation.peak == peaks);

@@ -97,6 +97,7 @@ void ExactInstances::DrawCosts(ExactInstance* instance) {
     costs.comm.bytes = 1;
     costs.comm.bandwidth = 1;
     costs.comm.occupancy = Of(0, 2) == 0 ? Of(13, 40) : Of(1, 12);
+    if (Of(0, 1) == 0) SetSizes(&random_, instance->plan.stages, &costs.comm);
   }
 }
 

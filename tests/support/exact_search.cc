@@ -139,11 +139,11 @@ class Search {
     const int self = static_cast<int>(chunks_.size());
     if (s > 0) {
       chunk.before = self - 1;
-      if (ranks[at - 1] != ranks[at]) chunk.hop_before = Hop();
+      if (ranks[at - 1] != ranks[at]) chunk.hop_before = HopBetween(at - 1);
     }
     if (at + 1 < ranks.size()) {
       chunk.after = self + 1;
-      if (ranks[at + 1] != ranks[at]) chunk.hop_after = Hop();
+      if (ranks[at + 1] != ranks[at]) chunk.hop_after = HopBetween(at);
     }
     const auto& scale = costs_.microbatch_scale;
     chunk.like_previous = k > 0 && scale.empty();  // with factors of their own micro-batches differ
@@ -162,7 +162,11 @@ class Search {
     }
   }
 
-  Time Hop() const { return costs_.comm.latency + costs_.comm.occupancy; }
+  /// Time that a message between this stage and the next fills its edge.
+  Time Occupancy(size_t stage) const {
+    return costs_.comm.sizes.empty() ? costs_.comm.occupancy : costs_.comm.sizes[stage].occupancy;
+  }
+  Time HopBetween(size_t stage) const { return costs_.comm.latency + Occupancy(stage); }
 
   void FindTails() {
     for (Chunk& chunk : chunks_) {  // stages ascend within a micro-batch
@@ -343,11 +347,11 @@ class Search {
   }
 
   /// A message from one rank to another, or none on the same rank.
-  Time Deliver(int from, int to, Time ready) {
+  Time Deliver(int from, int to, size_t stage, Time ready) {
     if (from == to) return ready;
     Time& edge = edge_free_[static_cast<size_t>(from) * ranks_ + static_cast<size_t>(to)];
     const Time start = costs_.comm.exclusive() ? std::max(ready, edge) : ready;
-    edge = start + costs_.comm.occupancy;
+    edge = start + Occupancy(stage);
     return edge + costs_.comm.latency;
   }
 
@@ -361,7 +365,7 @@ class Search {
       return;
     }
     const auto after = static_cast<size_t>(chunk.after);
-    forward_at_[after] = Deliver(chunk.rank, chunks_[after].rank, end);
+    forward_at_[after] = Deliver(chunk.rank, chunks_[after].rank, c % stride_, end);
     backward_at_[c] = end;
   }
 
@@ -373,7 +377,7 @@ class Search {
     backward_at_[c] = end;  // from when on its weight gradient can run
     if (chunk.before < 0) return;
     const auto before = static_cast<size_t>(chunk.before);
-    backward_at_[before] = Deliver(chunk.rank, chunks_[before].rank, end);
+    backward_at_[before] = Deliver(chunk.rank, chunks_[before].rank, before % stride_, end);
   }
 
   void FinishWeights(size_t c) {

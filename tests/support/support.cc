@@ -118,6 +118,17 @@ int FromEnvironment(const char* name, int otherwise) {
   return value == nullptr ? otherwise : std::atoi(value);
 }
 
+void SetSizes(std::mt19937_64* random, int stages, CommCost* comm) {
+  if (stages < 2) return;
+  for (int s = 0; s + 1 < stages; ++s) {
+    const auto more = static_cast<int64_t>((*random)() % 10);
+    comm->sizes.push_back({comm->bytes + more, comm->occupancy + more});
+  }
+  const auto least = std::ranges::min(comm->sizes, {}, &MessageSize::bytes);
+  comm->bytes = least.bytes;
+  comm->occupancy = least.occupancy;
+}
+
 CostModel RandomCosts(std::mt19937_64* random, int stages, int microbatches) {
   const auto draw = [&](Time low, Time high) {
     return std::uniform_int_distribution<Time>(low, high)(*random);

@@ -44,6 +44,8 @@ int FromEnvironment(const char* name, int otherwise);
 
 /// Uneven stages and micro-batches, latency or bandwidth or neither, now and then costs of zero.
 CostModel RandomCosts(std::mt19937_64* random, int stages, int microbatches);
+/// Gives the messages between stages sizes of their own, none smaller than they were.
+void SetSizes(std::mt19937_64* random, int stages, CommCost* comm);
 
 /// Components of 1 to `max_layers` layers: heavy in compute, in all-to-all or neither; one for all
 /// layers or one each; with chunk costs that follow from them, now and then latency or bandwidth,

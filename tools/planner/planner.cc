@@ -130,10 +130,17 @@ class PlanSearch {
     std::ranges::stable_sort(candidates_, {}, [](const Candidate& c) { return c.estimate.guess; });
   }
 
-  /// Makes a row of each configuration with 1F1B, or with each of the named schedules.
+  /// Makes a row of each configuration with 1F1B or, where that holds too much, interleaved; or
+  /// with each of the named schedules.
   void Scan(int64_t budget) {
+    if (searches()) {
+      ScanWith(std::string(kOneFOneB.name), budget, budget);
+      // Chunks that run again hold less than stages that do.
+      ScanWith(std::string(kInterleaved.name), budget, kMostOver * budget);
+      CountRejected();
+      return;
+    }
     std::vector<std::string> schedules = request_.schedules;
-    if (searches()) schedules = {std::string(kOneFOneB.name)};
     // The soonest steps first, for they prove more of the others longer.
     std::stable_partition(schedules.begin(), schedules.end(), HidesInPairs);
     for (size_t i = 0; i < schedules.size(); ++i) {
@@ -141,6 +148,10 @@ class PlanSearch {
       const auto most = static_cast<int64_t>(part * static_cast<double>(budget));
       ScanWith(schedules[i], most, i + 1 < schedules.size() ? most : kMostOver * most);
     }
+    CountRejected();
+  }
+
+  void CountRejected() {
     for (const Candidate& candidate : candidates_) {
       if (!candidate.row && candidate.rejected != nullptr) ++(result_.rejected.*candidate.rejected);
     }
@@ -159,7 +170,10 @@ class PlanSearch {
         candidate.Reject(&Rejected::budget);
         continue;
       }
-      if (!searches() && !compiler_.Takes(candidate.configuration, schedule)) continue;
+      if (searches() ? candidate.row.has_value() && schedule != kOneFOneB.name
+                     : !compiler_.Takes(candidate.configuration, schedule)) {
+        continue;
+      }
       if (candidate.estimate.bound > best_) {
         candidate.Reject(&Rejected::bound);
         continue;

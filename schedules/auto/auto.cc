@@ -28,6 +28,7 @@
 #include "schedules/local/noise.h"
 #include "schedules/partition/partition.h"
 #include "schedules/partition/staged.h"
+#include "schedules/partition/stages.h"
 #include "schedules/published/placement.h"
 #include "schedules/published/rows.h"
 #include "schedules/recompute/memory_advice.h"
@@ -317,6 +318,7 @@ class AutoSearch {
     provenance.seed = asked_.search.seed;
     provenance.noise = asked_.search.noise;
     provenance.interrupted = control_.stopped();
+    CheckBytes(*plan.costs);
     const bool layered = !asked_.costs.layers.empty();
     if (!layered && CostStages(asked_) != plan.stages) provenance.cost_stages = CostStages(asked_);
     if (layered) CoverPartitions(asked_, control_, &plan);

@@ -286,6 +286,12 @@ TEST_SUITE("unit") {
     CHECK(Failure([&] { Compile(MakeSpec("1f1b", 2, 4, costs)); }) ==
           "the layers of stage 0 have 1374389534720 bytes of optimizer state, and a stage has at "
           "most 1099511627776; use more `ranks`, or costs of a model split over more devices");
+    costs.layers[0].optimizer_bytes.reset();
+    costs.layers[0].activation_bytes = int64_t{1} << 38;
+    for (const char* schedule : {"1f1b", "auto"}) {
+      CHECK(Contains(Failure([&] { Compile(MakeSpec(schedule, 2, 4, costs)); }),
+                     " bytes of activations of a micro-batch, and a stage has at most "));
+    }
   }
 
   TEST_CASE("a file of layers that does not hold says where") {

@@ -102,6 +102,10 @@ CLI::Validator OneOf(const std::string& known) {
   return {read, ""};
 }
 
+/// Keys of --fix, which other tools have as options.
+constexpr std::string_view kFixed[] = {"tp",  "cp", "ep",          "etp", "pp",
+                                       "vpp", "dp", "micro-batch", "zero"};
+
 /// Returns the words that nothing took: "unknown option "--rnaks" (did you mean "--ranks"?)"; or
 /// "".
 std::string DescribeLeftOver(const CLI::App& app) {
@@ -113,6 +117,11 @@ std::string DescribeLeftOver(const CLI::App& app) {
   for (const std::string& word : left) {
     if (word.size() < 2 || word[0] != '-') continue;
     const std::string name = Shown(word.substr(0, word.find('=')));
+    const std::string key = name.substr(std::min<size_t>(2, name.size()));
+    if (app.get_option_no_throw("--fix") != nullptr &&
+        std::ranges::find(kFixed, key) != std::end(kFixed)) {
+      return "unknown option \"" + name + "\"; give --fix " + key + "=N";
+    }
     return "unknown option \"" + name + "\"" + Hint(name, names);
   }
   return left.empty() ? "" : "unexpected argument " + Quoted(left.front());

@@ -247,6 +247,23 @@ CostModel ResolveCosts(const CostsOption& option, const CostModel& base,
   return costs;
 }
 
+namespace {
+
+/// Notes costs of a model that is split in another way than the plan's: their times are of other
+/// matrices.
+void NoteSplit(const CostModel& costs, const Plan& plan, std::vector<std::string>* assumed) {
+  if (assumed == nullptr || !plan.costs || !plan.costs->parallel || !costs.parallel) return;
+  const auto text = [](const Parallel& of) {
+    return "tp " + std::to_string(of.tp) + ", cp " + std::to_string(of.cp) + ", ep " +
+           std::to_string(of.ep) + ", etp " + std::to_string(of.etp);
+  };
+  if (*costs.parallel == *plan.costs->parallel) return;
+  assumed->push_back("the costs are of " + text(*costs.parallel) + ", and the plan is for " +
+                     text(*plan.costs->parallel) + "; give costs that are split as the plan is");
+}
+
+}  // namespace
+
 CostModel CostsForPlan(const CostsOption& option, const Plan& plan,
                        std::vector<std::string>* assumed) {
   if (plan.layers > 0) {
@@ -259,6 +276,7 @@ CostModel CostsForPlan(const CostsOption& option, const Plan& plan,
     }
   }
   CostModel costs = ResolveCosts(option, plan.costs ? *plan.costs : UnitCosts(), assumed);
+  NoteSplit(costs, plan, assumed);
   // A plan keeps the ZeRO stage that `compile --zero` gave it.
   const int zero = plan.costs && plan.costs->memory ? plan.costs->memory->zero : 0;
   if (zero > 0 && !costs.layers.empty() && !costs.memory) costs.memory.emplace();

@@ -14,8 +14,8 @@
 namespace contraflow {
 namespace {
 
-constexpr std::array<std::string_view, 9> kKeys = {"tp",  "cp", "ep",          "etp", "pp",
-                                                   "vpp", "dp", "micro-batch", "zero"};
+constexpr std::array<std::string_view, 10> kKeys = {"tp",  "cp", "ep",          "etp", "pp",
+                                                    "vpp", "dp", "micro-batch", "mb",  "zero"};
 /// Larger ones hold more and save little.
 constexpr int kMostMicroBatch = 16;
 constexpr int kMostZero = 3;
@@ -166,7 +166,9 @@ FixedValues ParseFixed(std::string_view text) try {
                   ", as in " + key + "=1");
     }
     if (key == "zero" && *value > kMostZero) throw Error("zero must be 0, 1, 2 or 3");
-    if (!fixed.emplace(key, *value).second) throw Error("has " + key + " twice");
+    // As the table heads that column.
+    if (!fixed.emplace(key == "mb" ? "micro-batch" : key, *value).second)
+      throw Error("has " + key + " twice");
   });
   return fixed;
 } catch (const Error& error) {

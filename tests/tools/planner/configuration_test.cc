@@ -34,6 +34,7 @@ TEST_CASE("planner: --fix leaves those with its values, and no others") {
   Rejected rejected;
   const std::vector<Configuration> all = ConfigurationsOf(request, &rejected);
   request.fixed = ParseFixed("tp=2,ep=4,cp=1,micro-batch=1");
+  CHECK(request.fixed == ParseFixed("mb=1,tp=2,ep=4,cp=1"));
   const std::vector<Configuration> some = ConfigurationsOf(request, &rejected);
   CHECK(some.size() < all.size());
   for (const Configuration& each : all) {
@@ -47,7 +48,7 @@ TEST_CASE("planner: hostile --fix is refused in words") {
     CAPTURE(text);
     CHECK_THROWS_WITH_AS(ParseFixed(text), message, Error);
   };
-  const std::string known = "; known are tp, cp, ep, etp, pp, vpp, dp, micro-batch, zero";
+  const std::string known = "; known are tp, cp, ep, etp, pp, vpp, dp, micro-batch, mb, zero";
   refused("", ("`fix`: there is no \"\"" + known).c_str());
   refused("tp=8,", ("`fix`: there is no \"\"" + known).c_str());
   refused("TP=8", ("`fix`: there is no \"TP\"" + known).c_str());

@@ -166,7 +166,7 @@ FixedValues ParseFixed(std::string_view text) try {
                   ", as in " + key + "=1");
     }
     if (key == "zero" && *value > kMostZero) throw Error("zero must be 0, 1, 2 or 3");
-    // As the table heads that column.
+    // The table heads that column "mb".
     if (!fixed.emplace(key == "mb" ? "micro-batch" : key, *value).second)
       throw Error("has " + key + " twice");
   });

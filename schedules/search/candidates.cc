@@ -155,14 +155,17 @@ Candidate Candidate::Tightest() const {
 
 Time Candidate::Bound() const {
   const int64_t most = spec.memory_limit.value_or(0);
-  if (std::ranges::all_of(limits, [most](int64_t limit) { return limit == most; })) {
-    return ProveBound(frame, spec.costs, spec.memory_limit).value;
-  }
+  // What all cells hold must add up to less than 2^62 bytes.
+  constexpr int64_t kMostBytes = int64_t{1} << 61;
+  const int64_t fine =
+      kMostBytes / std::max<int64_t>(1, int64_t{frame.stages} * frame.microbatches);
+  const bool alike = std::ranges::all_of(limits, [most](int64_t limit) { return limit == most; });
+  if (alike || most > fine) return ProveBound(frame, spec.costs, spec.memory_limit).value;
   // A rank with half the room is one with all of it, and chunks twice as large. In fractions of a
   // byte, so that rounding down hardly loosens it.
-  constexpr int64_t kFine = int64_t{1} << 44;
-  const int64_t all = std::max(most, kFine);
+  const int64_t all = std::max(most, std::min(fine, int64_t{1} << 44));
   CostModel costs = spec.costs;
+  costs.host.reset();
   MemoryCost& memory = *costs.memory;
   memory.activation_of.clear();
   memory.stash_of.clear();

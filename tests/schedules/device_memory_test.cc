@@ -193,6 +193,7 @@ TEST_SUITE("property") {
       Spec on_devices = MakeSpec("auto", ranks, draw(3, 5), UniformCosts(3, 2, 2));
       for (StageCost& stage : on_devices.costs.stages) stage.f = draw(1, 4);
       on_devices.device_memory = 80;
+      if (draw(0, 1) == 0) on_devices.costs.host = HostCost{.latency = 1, .bandwidth = 1};
       Spec limited = on_devices;
       limited.device_memory.reset();
       // Has as many activations of each stage as there is room for.

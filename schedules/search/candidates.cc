@@ -155,7 +155,7 @@ Candidate Candidate::Tightest() const {
 
 Time Candidate::Bound() const {
   const int64_t most = spec.memory_limit.value_or(0);
-  // What all cells hold must add up to less than 2^62 bytes.
+  // All cells together hold less than 2^62 bytes.
   constexpr int64_t kMostBytes = int64_t{1} << 61;
   const int64_t fine =
       kMostBytes / std::max<int64_t>(1, int64_t{frame.stages} * frame.microbatches);

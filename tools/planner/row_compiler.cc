@@ -104,14 +104,15 @@ int RowCompiler::FixedDepth() const {
 
 // Values of `chunks` to try: 0 is the schedule's own.
 std::vector<int> RowCompiler::DepthsOf(const Configuration& configuration,
-                                       const std::string& schedule) const {
+                                       const std::string& schedule) {
   std::vector<int> depths = {0};
   const bool takes = FindSchedule(schedule).takes_chunks;
   if (const int fixed = FixedDepth(); fixed > 0 && takes) return {fixed};
   if (!takes || searches()) return depths;
+  // The embedding, the head and the layers of multi-token prediction may be stages, too.
+  const int deepest = costs_.Of(configuration).LayerCount() / configuration.pp;
   for (const int depth : kDepths) {
-    const int64_t stages = int64_t{depth} * configuration.pp;
-    if (std::cmp_less_equal(stages, request_.model.layers.size())) depths.push_back(depth);
+    if (depth <= deepest) depths.push_back(depth);
   }
   return depths;
 }

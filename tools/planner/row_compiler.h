@@ -63,7 +63,7 @@ class RowCompiler {
 
  private:
   int FixedDepth() const;
-  std::vector<int> DepthsOf(const Configuration& configuration, const std::string& schedule) const;
+  std::vector<int> DepthsOf(const Configuration& configuration, const std::string& schedule);
   bool Made(const Estimate& estimate, PlannerRow* row);
 
   const PlanRequest& request_;

@@ -100,7 +100,7 @@ TEST_SUITE("unit") {
       CAPTURE(Name(kind));
       CHECK((kSanitized || kinds[std::string(Name(kind))] > 0));
     }
-    CHECK(unfinished < all.cases);
+    CHECK((kSanitized || unfinished < all.cases));
   }
 
   TEST_CASE("no bound is above the optimum of a tiny instance whose stages hold unlike much") {

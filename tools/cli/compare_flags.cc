@@ -78,7 +78,10 @@ std::vector<std::string> SchedulesOf(const CompareFlags& flags) {
 
 }  // namespace
 
-CompareRequest ResolveCompare(const CompareFlags& flags, std::vector<std::string>* assumed) {
+CompareRequest ResolveCompare(const CompareFlags& given, std::vector<std::string>* assumed) {
+  CompareFlags flags = given;
+  const Target target = ReadFor(flags.target);
+  AssumeOverlap(target, &flags.costs);
   CompareRequest request = {
       .spec = {.schedule = "",
                .ranks = flags.ranks,
@@ -92,7 +95,7 @@ CompareRequest ResolveCompare(const CompareFlags& flags, std::vector<std::string
                .search = ResolveSearch(flags.search),
                .recompute = ReadOption([&] { return ParseRecompute(flags.recompute); }),
                .offload = ReadOption([&] { return ParseOffload(flags.offload); }),
-               .target = ReadFor(flags.target)},
+               .target = target},
       .memory_limit = "",
       .no_auto = flags.no_auto,
       .schedules = {}};

@@ -188,11 +188,13 @@ void CheckChunks(const Spec& spec) {
                    "; leave `chunks` out, or give `placement` interleaved or wave");
 }
 
-CompileRequest ResolveCompile(const CompileFlags& flags, std::vector<std::string>* assumed) {
+CompileRequest ResolveCompile(const CompileFlags& given, std::vector<std::string>* assumed) {
+  CompileFlags flags = given;
   const Level level = ReadOption([&] { return ParseLevel(flags.level); });
   // The name first: nothing else matters if it is misspelt.
   const Schedule& schedule = *ReadOption([&] { return &FindSchedule(flags.schedule); });
   const Target target = ReadFor(flags.target);
+  AssumeOverlap(target, &flags.costs);
   if (level >= Level::kComponent && (target == Target::kTorch || target == Target::kMegatron)) {
     throw UsageError("`for` " + std::string(Name(target)) +
                      ": plans of level comm are exported to it, and `level` is " + flags.level);

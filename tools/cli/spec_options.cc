@@ -225,10 +225,11 @@ CostModel ResolveCosts(const CostsOption& option, const CostModel& base,
         "with \"moe\", such as `costs` deepseek-v3-h800");
   }
   // Derived with the other overlap or not at all; figures that were given as such stay.
-  if (costs.moe && (costs.stages.empty() || (option.overlap && costs.derived))) {
+  const bool given = option.overlap || option.framework_overlap;
+  if (costs.moe && (costs.stages.empty() || (given && costs.derived))) {
     DeriveChunkCosts(&costs, overlap);
   }
-  if (in_layers && option.overlap) costs.derived = overlap;
+  if (in_layers && given) costs.derived = overlap;
   if (!costs.layers.empty()) RefuseChunkCosts(option, true);
   for (StageCost& stage : costs.stages) {
     const std::string what = Override(option, known, mending.split, costs.unit, &stage);
@@ -408,8 +409,14 @@ Target ReadFor(const std::optional<std::string>& text) {
   return text ? ReadOption([&] { return ParseTarget(*text); }) : Target::kAny;
 }
 
+void AssumeOverlap(Target target, CostsOption* option) {
+  if (target == Target::kMegatron) option->framework_overlap = Overlap::kPublished;
+}
+
 Overlap OverlapOf(const CostsOption& option, const CostModel& costs) {
-  if (!option.overlap) return costs.derived.value_or(Overlap::kAll);
+  if (!option.overlap) {
+    return option.framework_overlap.value_or(costs.derived.value_or(Overlap::kAll));
+  }
   try {
     return ParseOverlap(*option.overlap);
   } catch (const Error& error) {

@@ -25,6 +25,8 @@ struct CostsOption {
   std::optional<GivenTime> f = {}, b = {}, w = {}, bw = {}, fb = {}, comm = {};
   std::optional<double> split = {};  ///< share of b in a bw that is given without b and w
   std::optional<std::string> overlap = {};
+  /// That of the framework the plan is for, where `overlap` is not given.
+  std::optional<Overlap> framework_overlap = {};
   std::optional<std::string> host_link = {};
 
   /// True if any option gives a cost.
@@ -111,6 +113,8 @@ Target ReadFor(const std::optional<std::string>& text);
 
 /// How far chunks shall overlap: as --overlap says, else as the chunk costs were derived, else all.
 Overlap OverlapOf(const CostsOption& option, const CostModel& costs);
+/// Sets how components overlap in a framework: Megatron-LM hides all-to-alls in F&B pairs alone.
+void AssumeOverlap(Target target, CostsOption* option);
 
 /// Values of the options --placement --budget --until --seed --noise: how `auto` searches.
 struct SearchOption {

@@ -38,10 +38,11 @@ OffloadSearch::OffloadSearch(const Candidate& candidate)
     Candidate resident = candidate;
     resident.spec.offload = {};
     if (resident.limits.empty() && !residents_.empty()) break;
-    for (int64_t& limit : resident.limits) {
+    std::vector<int64_t> limits = candidate.limits;
+    for (int64_t& limit : limits) {
       limit = std::max<int64_t>(1, limit / 4 * looser.quarters + limit % 4 * looser.quarters / 4);
     }
-    if (!resident.limits.empty()) resident.spec.memory_limit = std::ranges::max(resident.limits);
+    resident.SetLimits(std::move(limits));
     std::unique_ptr<CandidateSearch> search = SearchOf(resident);
     residents_.push_back(std::move(search));  // null: nothing fits
   }

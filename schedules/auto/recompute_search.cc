@@ -181,10 +181,7 @@ void RecomputeSearch::OfferSearched(int64_t share, SearchWork* work) {
     if (known == orders_.end()) {
       Candidate candidate = candidate_;
       candidate.spec = of;
-      if (of.memory_limit)
-        candidate.Limit(*of.memory_limit);
-      else
-        candidate.Unlimit();
+      candidate.Limit(of.memory_limit);
       if (!candidate.FitsSerially(false)) {
         throw Error("auto: one micro-batch does not fit `memory_limit`");
       }

@@ -40,7 +40,7 @@ class StageShape : public Shape {
     if (!any_room || search_ == nullptr) return;
     if (search_->bound() > LowerBound(searched.frame, searched.spec.costs)) return;
     Candidate free = searched;
-    free.Unlimit();
+    free.SetLimits({});
     free_ = SearchOf(free);
   }
 

@@ -111,7 +111,7 @@ FirstOrder LookAt(const Candidate& candidate, SearchWork* work) {
   free.spec.offload = {};
   const Spec limited = free.spec;
   if (HoldsLess(candidate.spec)) {
-    free.Unlimit();
+    free.SetLimits({});
     free.spec.device_memory.reset();
     for (RankCost& rank : free.spec.costs.ranks) rank.memory_bytes.reset();
   }

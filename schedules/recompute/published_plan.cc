@@ -1,5 +1,6 @@
 #include "schedules/recompute/published_plan.h"
 
+#include <algorithm>
 #include <utility>
 #include <vector>
 
@@ -50,7 +51,8 @@ Plan PlanOfStages(const Schedule& schedule, const Spec& asked) {
   // A schedule that heeds a limit heeds that of the device; zb-2p has one for each rank.
   const bool by_rank = &schedule == &kZb2p && spec.recompute.choice == Recompute::Choice::kNone;
   if (!DevicesOf(spec).empty() && !by_rank && schedule.reject(spec).empty()) {
-    LimitByDevice(schedule.frame(spec), &spec);
+    const std::vector<int64_t> limits = LimitsOfRanks(schedule.frame(spec), spec);
+    if (!limits.empty()) spec.memory_limit = std::ranges::min(limits);
     // A schedule that then has no room at all is made as if it had, to say by how much it does not
     // fit.
     if (!schedule.reject(spec).empty()) spec.memory_limit = asked.memory_limit;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <iterator>
 #include <utility>
 #include <vector>
@@ -131,20 +132,20 @@ Candidate Make(const Spec& spec, Placement placement) {
 
 }  // namespace
 
-void Candidate::LimitByDevices() {
-  limits = LimitsOfRanks(frame, spec);
+void Candidate::SetLimits(std::vector<int64_t> of_ranks) {
+  limits = std::move(of_ranks);
+  spec.memory_limit.reset();
   if (!limits.empty()) spec.memory_limit = std::ranges::max(limits);
 }
 
-void Candidate::Limit(int64_t most) {
-  limits.resize(static_cast<size_t>(frame.ranks), most);
-  for (int64_t& limit : limits) limit = std::min(limit, most);
-  spec.memory_limit = std::ranges::max(limits);
-}
+void Candidate::LimitByDevices() { SetLimits(LimitsOfRanks(frame, spec)); }
 
-void Candidate::Unlimit() {
-  limits.clear();
-  spec.memory_limit.reset();
+void Candidate::Limit(std::optional<int64_t> most) {
+  if (!most) return SetLimits({});
+  std::vector<int64_t> lower = limits;
+  lower.resize(static_cast<size_t>(frame.ranks), *most);
+  for (int64_t& limit : lower) limit = std::min(limit, *most);
+  SetLimits(std::move(lower));
 }
 
 Candidate Candidate::Tightest() const {
@@ -254,11 +255,6 @@ std::vector<int64_t> LimitsOfRanks(const Plan& frame, const Spec& spec) {
     limits[r] = std::max<int64_t>(1, std::min(limits[r], rooms[r]));
   }
   return limits;
-}
-
-void LimitByDevice(const Plan& frame, Spec* spec) {
-  const std::vector<int64_t> limits = LimitsOfRanks(frame, *spec);
-  if (!limits.empty()) spec->memory_limit = std::ranges::min(limits);
 }
 
 Provenance ProvenanceOf(const Candidate& candidate, const std::string& from, Time makespan,

@@ -30,10 +30,10 @@ struct Candidate {
 
   /// Sets the limit of each rank: that of the spec, and the room that its device leaves.
   void LimitByDevices();
-  /// Sets a limit for all ranks that leaves none more room than it has.
-  void Limit(int64_t most);
-  /// Lets each rank hold anything.
-  void Unlimit();
+  /// Sets the limit of each rank; none: anything.
+  void SetLimits(std::vector<int64_t> of_ranks);
+  /// Sets a limit for all ranks that leaves none more room than it has; unset: anything.
+  void Limit(std::optional<int64_t> most);
   /// The same with the room of the fullest rank for all.
   Candidate Tightest() const;
   /// True if no rank of a run (Simulation) holds more than its limit.
@@ -72,9 +72,6 @@ void RequireBytes(const Spec& spec, const CostModel& costs);
 /// spec and the room that its device leaves for activations, no less than 1. Empty where there is
 /// neither. Throws Error if the costs do not say what activations take.
 std::vector<int64_t> LimitsOfRanks(const Plan& frame, const Spec& spec);
-
-/// Lowers the memory limit of the spec to the least of these.
-void LimitByDevice(const Plan& frame, Spec* spec);
 
 /// Maximum length of the text on the origin of an order; longer ones are cut.
 inline constexpr size_t kMaxFrom = 160;

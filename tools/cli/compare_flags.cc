@@ -78,8 +78,7 @@ std::vector<std::string> SchedulesOf(const CompareFlags& flags) {
 
 }  // namespace
 
-CompareRequest ResolveCompare(const CompareFlags& given, std::vector<std::string>* assumed) {
-  CompareFlags flags = given;
+CompareRequest ResolveCompare(CompareFlags flags, std::vector<std::string>* assumed) {
   const Target target = ReadFor(flags.target);
   AssumeOverlap(target, &flags.costs);
   CompareRequest request = {

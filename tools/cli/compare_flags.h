@@ -34,7 +34,6 @@ void AddCompareOptions(CLI::App* app, CompareFlags* flags);
 /// The request that Compare takes, without numbers of micro-batches and limits. Reads the named
 /// costs and all other values. Throws UsageError for a value that its option does not take, Error
 /// for values that contradict each other. `assumed` as for ResolveCosts.
-CompareRequest ResolveCompare(const CompareFlags& flags,
-                              std::vector<std::string>* assumed = nullptr);
+CompareRequest ResolveCompare(CompareFlags flags, std::vector<std::string>* assumed = nullptr);
 
 }  // namespace contraflow

@@ -188,8 +188,7 @@ void CheckChunks(const Spec& spec) {
                    "; leave `chunks` out, or give `placement` interleaved or wave");
 }
 
-CompileRequest ResolveCompile(const CompileFlags& given, std::vector<std::string>* assumed) {
-  CompileFlags flags = given;
+CompileRequest ResolveCompile(CompileFlags flags, std::vector<std::string>* assumed) {
   const Level level = ReadOption([&] { return ParseLevel(flags.level); });
   // The name first: nothing else matters if it is misspelt.
   const Schedule& schedule = *ReadOption([&] { return &FindSchedule(flags.schedule); });

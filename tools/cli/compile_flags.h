@@ -45,7 +45,6 @@ void CheckChunks(const Spec& spec);
 
 /// Reads the named costs and model, and all values. Throws UsageError for a value that its option
 /// does not take, Error for values that contradict each other. `assumed` as for ResolveCosts.
-CompileRequest ResolveCompile(const CompileFlags& flags,
-                              std::vector<std::string>* assumed = nullptr);
+CompileRequest ResolveCompile(CompileFlags flags, std::vector<std::string>* assumed = nullptr);
 
 }  // namespace contraflow

@@ -170,7 +170,7 @@ class PlanSearch {
         candidate.Reject(&Rejected::budget);
         continue;
       }
-      if (searches() ? candidate.row.has_value() && schedule != kOneFOneB.name
+      if (searches() ? candidate.row.has_value()
                      : !compiler_.Takes(candidate.configuration, schedule)) {
         continue;
       }

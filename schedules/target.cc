@@ -23,7 +23,9 @@ struct Runs {
 std::vector<Runs> RunsOf(Target target) {
   switch (target) {
     case Target::kMegatron:
-      return {{Placement::kLinear, &kOneFOneB}, {Placement::kInterleaved, &kInterleaved}};
+      return {{Placement::kLinear, &kOneFOneB},
+              {Placement::kInterleaved, &kInterleaved},
+              {Placement::kInterleaved, &kCombined}};
     case Target::kDualPipe:
       return {{Placement::kBidirectional, &kDualPipe}, {Placement::kV, &kDualPipeV}};
     case Target::kAny:
@@ -35,9 +37,13 @@ std::vector<Runs> RunsOf(Target target) {
 
 std::string ForTarget(const Spec& spec) { return "`for` " + std::string(Name(spec.target)); }
 
-/// "1f1b and interleaved-1f1b"
+/// "1f1b, interleaved-1f1b and combined-1f1b"
 std::string NamesOf(const std::vector<Runs>& runs) {
-  return std::string(runs[0].schedule->name) + " and " + std::string(runs[1].schedule->name);
+  std::string text(runs[0].schedule->name);
+  for (size_t i = 1; i < runs.size(); ++i) {
+    text += (i + 1 == runs.size() ? " and " : ", ") + std::string(runs[i].schedule->name);
+  }
+  return text;
 }
 
 std::string RejectMemoryWays(const Spec& spec) {
@@ -69,7 +75,16 @@ std::string RejectSearch(const Spec& spec, const std::vector<Runs>& runs) {
 }
 
 std::string RejectShape(const Spec& spec) {
-  if (spec.target != Target::kMegatron || spec.schedule != kInterleaved.name) return "";
+  const bool pairs = spec.schedule == kCombined.name;
+  if (spec.target != Target::kMegatron || (!pairs && spec.schedule != kInterleaved.name)) return "";
+  if (pairs && ParallelOf(spec).ep < 2) {
+    return "overlaps pairs, which " + ForTarget(spec) +
+           " does only with experts on several devices; give `expert_parallel`";
+  }
+  if (pairs && spec.recompute.choice == Recompute::Choice::kFull) {
+    return "overlaps pairs, which " + ForTarget(spec) +
+           " does only where no forward runs again; leave `recompute` out";
+  }
   if (spec.ranks == 1) return "has chunks on one rank, which " + ForTarget(spec) + " does not take";
   if (spec.microbatches >= spec.ranks) return "";
   return "has rounds of " + std::to_string(spec.microbatches) + " micro-batches, and " +
@@ -134,15 +149,19 @@ std::vector<Spec> TargetSpecs(const Spec& spec) {
       specs.push_back(std::move(made));
     }
   }
-  if (spec.recompute.choice != Recompute::Choice::kAuto) return specs;
-  std::vector<Spec> both;
-  for (const auto choice : {Recompute::Choice::kNone, Recompute::Choice::kFull}) {
-    for (Spec made : specs) {
-      made.recompute.choice = choice;
-      both.push_back(std::move(made));
+  if (spec.recompute.choice == Recompute::Choice::kAuto) {
+    const size_t count = specs.size();
+    for (size_t i = 0; i < count; ++i) {
+      specs[i].recompute.choice = Recompute::Choice::kNone;
+      specs.push_back(specs[i]);
+      specs.back().recompute.choice = Recompute::Choice::kFull;
     }
   }
-  return both;
+  // Models without experts have no such pairs.
+  std::erase_if(specs, [](const Spec& made) {
+    return made.schedule == kCombined.name && !RejectShape(made).empty();
+  });
+  return specs;
 }
 
 }  // namespace contraflow

@@ -11,7 +11,8 @@ namespace contraflow {
 /// verb as in "is not ..."; "" where it does, or where it is for none.
 ///
 /// torch: plans of one route, recomputed by stages and not offloaded. megatron: 1f1b and
-/// interleaved-1f1b in rounds of at least P micro-batches, recomputed as a whole or not at all.
+/// interleaved-1f1b in rounds of at least P micro-batches, recomputed as a whole or not at all, and
+/// combined-1f1b with experts on several devices and nothing recomputed.
 /// dualpipe (deepseek-ai/DualPipe): dualpipe and dualpipe-v, not recomputed. These schedules say
 /// what they ask of P and M (Schedule::reject).
 std::string RejectTarget(const Spec& spec);

@@ -153,7 +153,14 @@ TEST_SUITE("unit") {
     const auto whole = Arguments(of("full", 2));
     CHECK(whole.at("--recompute-granularity") == "full");
     CHECK(whole.at("--recompute-method") == "uniform");
-    CHECK(whole.at("--recompute-num-layers") == "1");
+    CHECK(whole.at("--recompute-num-layers") == "2");
+    // Older releases of Megatron-LM take a divisor of the layers of each stage alone.
+    const auto chunk = [&](const char* stages) {
+      return Arguments(of("full", 2, stages)).at("--recompute-num-layers");
+    };
+    CHECK(chunk("Etttt|tttt|tttt|ttL") == "2");
+    CHECK(chunk("Ett|ttt|ttt|ttL") == "1");
+    CHECK(chunk("Ett|tt|tt|ttmL") == "1");
     // Two transformer layers a stage, the first with the embedding, which is none.
     const auto block = Arguments(of("layers=1", 2));
     CHECK(block.at("--recompute-granularity") == "full");

@@ -141,6 +141,30 @@ TEST_SUITE("unit") {
     CHECK(Compile(spec).programs == plan.programs);
   }
 
+  TEST_CASE("target: Megatron-LM overlaps pairs of models with experts on several devices") {
+    Spec spec = Shape("auto", 4, 16, Target::kMegatron);
+    spec.costs.stages.front().fb = 6'000;  // half of the work hides
+    CHECK(Compile(spec).schedule == "interleaved-1f1b");
+    spec.expert_parallel = 8;
+    const Plan plan = Compile(spec);
+    CHECK(plan.schedule == "combined-1f1b");
+    CHECK(Exports(plan, Target::kMegatron));
+    spec.recompute = ParseRecompute("full");
+    CHECK(Compile(spec).schedule == "interleaved-1f1b");
+    spec.recompute = ParseRecompute("auto");
+    CHECK(Compile(spec).programs == plan.programs);
+    spec = Shape("combined-1f1b", 4, 16, Target::kMegatron);
+    CHECK(WhyNot(spec) ==
+          "combined-1f1b overlaps pairs, which `for` megatron does only with experts on several "
+          "devices; give `expert_parallel`");
+    spec.expert_parallel = 8;
+    CHECK(WhyNot(spec) == "accepted");
+    spec.recompute = ParseRecompute("full");
+    CHECK(WhyNot(spec) ==
+          "combined-1f1b overlaps pairs, which `for` megatron does only where no forward runs "
+          "again; leave `recompute` out");
+  }
+
   TEST_CASE("target: recompute that fits the memory is of all stages or none") {
     Spec spec = Shape("auto", 4, 8, Target::kMegatron);
     spec.costs.memory = MemoryCost{.activation_bytes = 1000, .input_bytes = 100};
@@ -175,8 +199,8 @@ TEST_SUITE("unit") {
           "only");
     spec.target = Target::kMegatron;
     CHECK(WhyNot(spec) ==
-          "auto has nothing with `placement` bidirectional that `for` megatron runs: it has 1f1b "
-          "and interleaved-1f1b, of `placement` linear and interleaved");
+          "auto has nothing with `placement` bidirectional that `for` megatron runs: it has 1f1b, "
+          "interleaved-1f1b and combined-1f1b, of `placement` linear and interleaved");
     CHECK(WhyNot(Shape("dualpipe", 4, 8, Target::kTorch)) ==
           "dualpipe has two routes, and `for` torch runs plans of one only");
     CHECK(WhyNot(Shape("zb-v", 4, 8, Target::kDualPipe)) ==
@@ -209,8 +233,11 @@ TEST_SUITE("unit") {
       const bool runs =
           row.schedule == "1f1b" || row.schedule == "interleaved-1f1b" || row.schedule == "auto";
       CHECK(row.report.has_value() == runs);
-      if (!runs) {
-        CHECK(row.rejected == "is not what `for` megatron runs: it has 1f1b and interleaved-1f1b");
+      if (row.schedule == "combined-1f1b") {
+        CHECK(Contains(row.rejected, "only with experts on several devices"));
+      } else if (!runs) {
+        CHECK(row.rejected ==
+              "is not what `for` megatron runs: it has 1f1b, interleaved-1f1b and combined-1f1b");
       }
       fit += runs ? 1 : 0;
     }

@@ -195,6 +195,10 @@ CLI::Option* AddNumber(CLI::App* app, const std::string& name, double* field,
 CLI::Option* AddTime(CLI::App* app, const std::string& name, std::optional<GivenTime>* field,
                      const std::string& help) {
   const auto set = [=](const std::string& text) {
+    const std::string share = name + "-ratio";
+    if (text.ends_with('%') && app->get_option_no_throw(share) != nullptr) {
+      throw CLI::ValidationError(name, "is a time; give a share as " + FieldOf(share) + " " + text);
+    }
     try {
       *field = ParseGivenTime(text);
     } catch (const Error& error) {
@@ -234,12 +238,12 @@ int64_t ParseDuration(const std::string& flag, const std::string& text) {
   const auto [at, error] = std::from_chars(text.data(), end, value, std::chars_format::fixed);
   if (error != std::errc() || !(value >= 0)) FailDuration(flag, text);
   const std::string unit(at, end);
-  const double seconds = unit == "ms"  ? value / 1000
-                         : unit == "s" ? value
-                         : unit == "m" ? value * 60
-                         : unit == "h" ? value * 3600
-                         : unit == "d" ? value * 24 * 3600
-                                       : -1;
+  const double seconds = unit == "ms"                   ? value / 1000
+                         : unit == "s"                  ? value
+                         : unit == "m" || unit == "min" ? value * 60
+                         : unit == "h"                  ? value * 3600
+                         : unit == "d"                  ? value * 24 * 3600
+                                                        : -1;
   if (!(seconds >= 0 && seconds <= static_cast<double>(kMostSeconds))) FailDuration(flag, text);
   return std::llround(seconds * 1e9);
 }

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <numeric>
 #include <optional>
 #include <string>
 #include <utility>
@@ -181,6 +182,17 @@ int64_t TransformerLayers(const Plan& plan, const LayerLayout& layout, int count
   return of_all.value_or(count);
 }
 
+/// Counts the transformer layers that run again together, of which Megatron-LM keeps one input: all
+/// of a stage, as in the plan, where stages are alike. It takes divisors of each stage alone, and 1
+/// with multi-token prediction (MultiTokenPredictionLayer._checkpointed_forward).
+int64_t ChunkOf(const LayerLayout& layout) {
+  int64_t chunk = CountOf(layout, 'm') > 0 ? 1 : 0;
+  for (const std::string& stage : layout) {
+    chunk = std::gcd(chunk, int64_t{std::count(stage.begin(), stage.end(), 't')});
+  }
+  return std::max<int64_t>(1, chunk);
+}
+
 }  // namespace
 
 std::string WriteMegatronLayout(const Plan& plan, const std::optional<std::string>& layers,
@@ -243,7 +255,7 @@ std::string WriteMegatronLayout(const Plan& plan, const std::optional<std::strin
     const bool block = extent->layers > 0;
     add("--recompute-method", block ? "block" : "uniform");
     add("--recompute-num-layers",
-        std::to_string(block ? TransformerLayers(plan, layout, extent->layers) : 1));
+        std::to_string(block ? TransformerLayers(plan, layout, extent->layers) : ChunkOf(layout)));
   }
   add("--micro-batch-size", std::to_string(micro_batch));
   add("--global-batch-size", std::to_string(int64_t{micro_batch} * plan.microbatches *

@@ -1,5 +1,6 @@
 // Placements and depths of a spec with costs of layers.
 
+#include <algorithm>
 #include <memory>
 #include <string>
 #include <vector>
@@ -30,6 +31,13 @@ struct PlacementDepth {
   int chunks = 1;
 };
 
+/// True if copies sum gradients in time that a rank with several stages computes in.
+bool SumsGradients(const Spec& spec) {
+  return (spec.data_parallel > 1 || ParallelOf(spec).ep > 1) &&
+         std::ranges::any_of(spec.costs.layers,
+                             [](const LayerCost& layer) { return layer.cost.reduce > 0; });
+}
+
 std::vector<PlacementDepth> DepthsOf(const Spec& spec) {
   const Placement asked = spec.search.placement;
   const int deepest = spec.costs.LayerCount() / spec.ranks;
@@ -39,7 +47,7 @@ std::vector<PlacementDepth> DepthsOf(const Spec& spec) {
     if (chunks > deepest) return;
     // On one rank, parts of its layers run again one after the other, or overlap.
     const bool parts = placement == Placement::kInterleaved &&
-                       (HoldsLess(spec) || HasAllToAlls(spec.costs.layers));
+                       (HoldsLess(spec) || HasAllToAlls(spec.costs.layers) || SumsGradients(spec));
     if (IsChoice(asked) && chunks > 1 && spec.ranks == 1 && !parts) return;
     if (placement == Placement::kBidirectional &&
         (spec.microbatches < 2 || (IsChoice(asked) && spec.ranks == 1))) {

@@ -10,9 +10,11 @@
 #include "compiler/bound/bound.h"
 #include "compiler/lower/lower.h"
 #include "compiler/plan/error.h"
+#include "compiler/plan/layer_cost.h"
 #include "compiler/plan/memory_limit.h"
 #include "compiler/simulate/simulate.h"
 #include "compiler/verify/verify.h"
+#include "schedules/compile.h"
 #include "schedules/registry.h"
 #include "schedules/search/candidates.h"
 #include "schedules/search/portfolio.h"
@@ -262,6 +264,21 @@ TEST_SUITE("unit") {
         }
       }
     }
+  }
+
+  TEST_CASE("on one rank, auto sums the gradients of a stage while others run backward") {
+    const StageCost cost = {.f = 10, .b = 10, .w = 10, .bw = 20, .fb = 30, .reduce = 10};
+    CostModel costs = UniformCosts(1, 1, 1);
+    costs.stages.clear();
+    costs.layers = {{.name = "block", .repeat = 4, .cost = cost}};
+    Spec spec = MakeSpec("auto", 1, 2, costs);
+    spec.search.placement = Placement::kAny;
+    const auto step = [&] { return Compile(spec).provenance->makespan; };
+    CHECK(step() == 2 * 4 * 30);
+    spec.data_parallel = 2;
+    CHECK(step() == 2 * 4 * 30 + 10);  // that of the first layer is after all backwards
+    spec.search.placement = Placement::kLinear;
+    CHECK(step() == 2 * 4 * 30 + 4 * 10);
   }
 
   TEST_CASE("auto says what costs and layers it cannot spread over the ranks") {

@@ -328,7 +328,9 @@ class PlanSearch {
                 FormatBytes(least_) +
                 " of each at least, activations the rest; give more `gpus`, " +
                 (request_.fixed.contains("zero") ? "" : "`fix` zero=2, ") +
-                "another schedule or a shorter `seq`");
+                (searches() ? "`only` interleaved-1f1b, which tries more stages a rank,"
+                            : "another schedule") +
+                " or a shorter `seq`");
   }
 
   const PlanRequest& request_;

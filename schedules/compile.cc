@@ -21,6 +21,7 @@
 #include "schedules/registry.h"
 #include "schedules/report.h"
 #include "schedules/search/candidates.h"
+#include "schedules/search/repartition.h"
 #include "schedules/target.h"
 
 namespace contraflow {

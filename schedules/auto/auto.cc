@@ -36,6 +36,7 @@
 #include "schedules/search/candidates.h"
 #include "schedules/search/incumbent.h"
 #include "schedules/search/portfolio.h"
+#include "schedules/search/repartition.h"
 #include "schedules/search/search.h"
 #include "schedules/search/work.h"
 

@@ -83,8 +83,10 @@ class StageShape : public Shape {
       plan.costs = spec.costs;
       const Simulation run = Simulate(plan, spec.costs, Keep::kFigures);
       if (!candidate_.Fits(run)) return false;
-      plan.provenance =
-          ProvenanceOf(candidate_, plan.provenance->from, run.makespan, candidate_.Bound());
+      // Its routes may have other micro-batches than those of the frame.
+      Candidate own = candidate_;
+      own.frame = FrameOf(plan);
+      plan.provenance = ProvenanceOf(own, plan.provenance->from, run.makespan, own.Bound());
       found->step = StepTime(plan, spec.costs, spec.memory_limit, spec.search, work);
     }
     Found(found->step);

@@ -10,7 +10,7 @@
 #include "compiler/plan/error.h"
 #include "compiler/plan/layer_cost.h"
 #include "schedules/partition/stages.h"
-#include "schedules/search/candidates.h"
+#include "schedules/search/repartition.h"
 
 namespace contraflow {
 namespace {

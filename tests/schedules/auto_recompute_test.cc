@@ -16,6 +16,7 @@
 #include "schedules/recompute/memory_advice.h"
 #include "schedules/registry.h"
 #include "schedules/search/candidates.h"
+#include "schedules/search/repartition.h"
 #include "tests/support/failure.h"
 #include "tests/support/naive.h"
 #include "tests/support/random_layers.h"

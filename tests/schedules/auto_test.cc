@@ -345,6 +345,27 @@ TEST_SUITE("unit") {
     MESSAGE("mean gain " << 100 * gain / compared << " %");
   }
 
+  TEST_CASE("bounds are of the micro-batches that each direction has in the end") {
+    std::mt19937_64 random(8);
+    const auto draw = [&](int low, int high) {
+      return std::uniform_int_distribution<int>(low, high)(random);
+    };
+    int other = 0;
+    for (int i = 0; i < CasesToDraw(60); ++i) {
+      CostModel costs = UniformCosts(draw(30, 160), draw(30, 160), draw(0, 60));
+      costs.stages.push_back(UniformCosts(draw(30, 160), draw(30, 160), draw(0, 60)).stages[0]);
+      costs.microbatch_scale = {draw(5, 20) / 10.0, draw(5, 20) / 10.0, draw(5, 20) / 10.0};
+      Spec spec = MakeSpec("auto", 2, 3, costs);
+      spec.search.placement = Placement::kBidirectional;
+      spec.memory_limit = draw(2, 5);
+      const Plan plan = GeneratePlan(spec);
+      CAPTURE(i);
+      CHECK(plan.provenance->bound <= plan.provenance->makespan);
+      other += plan.routes != CandidatesOf(spec).front().frame.routes ? 1 : 0;
+    }
+    CHECK(other > 0);
+  }
+
   TEST_CASE("an interrupted search gives the best so far and says so") {
     const std::atomic<bool> stop{true};
     Spec spec = MakeSpec("auto", 6, 20, UniformCosts(3, 5, 2, 1));

@@ -18,7 +18,7 @@
 #include "schedules/recompute/moves.h"
 #include "schedules/recompute/recompute.h"
 #include "schedules/registry.h"
-#include "schedules/search/candidates.h"
+#include "schedules/search/repartition.h"
 #include "tests/support/failure.h"
 #include "tests/support/sanitized.h"
 #include "tests/support/support.h"

@@ -3,7 +3,7 @@
 #include <random>
 
 #include "compiler/lower/interleave.h"
-#include "schedules/search/candidates.h"
+#include "schedules/search/repartition.h"
 #include "tests/support/sanitized.h"
 #include "tests/support/support.h"
 

@@ -401,7 +401,7 @@ std::optional<PartitionChoice> ReadPartition(const std::optional<std::string>& t
 void AddForOption(CLI::App* app, std::optional<std::string>* text) {
   app->add_option("--for", *text,
                   "only plans that this system runs: torch (plans of one route), megatron\n(1f1b, "
-                  "interleaved-1f1b) or dualpipe (dualpipe, dualpipe-v)")
+                  "interleaved-1f1b, combined-1f1b) or dualpipe (dualpipe,\ndualpipe-v)")
       ->type_name("torch|megatron|dualpipe");
 }
 

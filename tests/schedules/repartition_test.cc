@@ -1,9 +1,10 @@
+#include "schedules/search/repartition.h"
+
 #include <doctest/doctest.h>
 
 #include <random>
 
 #include "compiler/lower/interleave.h"
-#include "schedules/search/repartition.h"
 #include "tests/support/sanitized.h"
 #include "tests/support/support.h"
 

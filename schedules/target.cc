@@ -124,6 +124,12 @@ std::string RejectTarget(const Spec& spec) {
   return RejectShape(spec);
 }
 
+std::vector<const Schedule*> SchedulesOf(Target target) {
+  std::vector<const Schedule*> schedules;
+  for (const Runs& each : RunsOf(target)) schedules.push_back(each.schedule);
+  return schedules;
+}
+
 bool HasFewSpecs(const Spec& spec) {
   if (spec.target != Target::kMegatron && spec.target != Target::kDualPipe) return false;
   return spec.schedule == kAuto.name || spec.recompute.choice == Recompute::Choice::kAuto;

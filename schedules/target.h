@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "compiler/plan/spec.h"
+#include "schedules/published/schedule.h"
 
 namespace contraflow {
 
@@ -16,6 +17,9 @@ namespace contraflow {
 /// dualpipe (deepseek-ai/DualPipe): dualpipe and dualpipe-v, not recomputed. These schedules say
 /// what they ask of P and M (Schedule::reject).
 std::string RejectTarget(const Spec& spec);
+
+/// Schedules of its own; none where it runs any plan of one route.
+std::vector<const Schedule*> SchedulesOf(Target target);
 
 /// True where `auto`, or automatic recompute, means the best of few plans that the target runs
 /// (TargetSpecs), and no search.

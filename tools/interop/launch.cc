@@ -7,6 +7,7 @@
 #include "schedules/partition/layer_layout.h"
 #include "schedules/published/rows.h"
 #include "schedules/registry.h"
+#include "schedules/target.h"
 #include "tools/interop/interop.h"
 
 namespace contraflow {
@@ -27,11 +28,13 @@ std::string Listed(const std::vector<std::string>& names) {
 
 /// Schedules that a framework runs.
 std::vector<std::string> RunsOf(Framework framework) {
-  if (framework == Framework::kMegatron) {
-    return {std::string(kOneFOneB.name), std::string(kInterleaved.name),
-            std::string(kCombined.name)};
-  }
   std::vector<std::string> names;
+  if (framework == Framework::kMegatron) {
+    for (const Schedule* schedule : SchedulesOf(Target::kMegatron)) {
+      names.emplace_back(schedule->name);
+    }
+    return names;
+  }
   for (const Schedule* schedule : Schedules()) {
     const bool two_routes = schedule == &kChimera || schedule == &kDualPipe;
     if (framework == Framework::kTorchtitan && two_routes) continue;

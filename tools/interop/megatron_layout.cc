@@ -185,12 +185,12 @@ int64_t TransformerLayers(const Plan& plan, const LayerLayout& layout, int count
 /// Counts the transformer layers that run again together, of which Megatron-LM keeps one input: all
 /// of a stage, as in the plan, where stages are alike. It takes divisors of each stage alone, and 1
 /// with multi-token prediction (MultiTokenPredictionLayer._checkpointed_forward).
-int64_t ChunkOf(const LayerLayout& layout) {
-  int64_t chunk = CountOf(layout, 'm') > 0 ? 1 : 0;
+int64_t UniformLayers(const LayerLayout& layout) {
+  int64_t layers = CountOf(layout, 'm') > 0 ? 1 : 0;
   for (const std::string& stage : layout) {
-    chunk = std::gcd(chunk, int64_t{std::count(stage.begin(), stage.end(), 't')});
+    layers = std::gcd(layers, int64_t{std::count(stage.begin(), stage.end(), 't')});
   }
-  return std::max<int64_t>(1, chunk);
+  return std::max<int64_t>(1, layers);
 }
 
 }  // namespace
@@ -255,7 +255,8 @@ std::string WriteMegatronLayout(const Plan& plan, const std::optional<std::strin
     const bool block = extent->layers > 0;
     add("--recompute-method", block ? "block" : "uniform");
     add("--recompute-num-layers",
-        std::to_string(block ? TransformerLayers(plan, layout, extent->layers) : ChunkOf(layout)));
+        std::to_string(block ? TransformerLayers(plan, layout, extent->layers)
+                             : UniformLayers(layout)));
   }
   add("--micro-batch-size", std::to_string(micro_batch));
   add("--global-batch-size", std::to_string(int64_t{micro_batch} * plan.microbatches *

@@ -303,7 +303,7 @@ void AddLayerShapes(const Spec& spec, LayerStages* layers,
   const std::optional<std::vector<Candidate>> fixed = shape->Fixed();
   if (!fixed) shapes->push_back(std::move(shape));
   for (const Candidate& candidate : fixed.value_or(std::vector<Candidate>())) {
-    AddStageShapes(candidate, shapes);
+    AddStageShape(candidate, shapes);
   }
 }
 

@@ -57,9 +57,8 @@ class Shape {
   PublishedStep hiding_;
 };
 
-/// Shapes of a spec with costs of stages: its placements, each in every way, and variations that
-/// may be searched in its place: within less memory, and with less overlap. Refuses placements that
-/// cannot be had.
+/// Shapes of a spec with costs of stages: its placements, each in every way. Refuses placements
+/// that cannot be had.
 std::vector<std::unique_ptr<Shape>> StageShapes(const Spec& spec, Incumbent* incumbent);
 
 /// Shapes of a spec with costs of layers: placements and depths, each in every way.
@@ -71,7 +70,7 @@ std::vector<std::unique_ptr<Shape>> LayerShapes(const Spec& spec, const SearchCo
 void AddLayerShapes(const Spec& spec, LayerStages* layers,
                     std::vector<std::unique_ptr<Shape>>* shapes);
 
-/// Adds the shape of a candidate with its variations; none if nothing can fit.
-void AddStageShapes(const Candidate& candidate, std::vector<std::unique_ptr<Shape>>* shapes);
+/// Adds the shape of a candidate; none if nothing can fit.
+void AddStageShape(Candidate candidate, std::vector<std::unique_ptr<Shape>>* shapes);
 
 }  // namespace contraflow

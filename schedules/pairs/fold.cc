@@ -25,26 +25,25 @@ ActionList Renamed(const ActionList& list, const StageOf& stage) {
   return renamed;
 }
 
-/// A stage that runs for both routes one after the other.
-void DoubleStage(int number, SearchProblem* problem) {
-  std::vector<StageCost>& costs = problem->costs.stages;
-  if (costs.size() == 1) costs.assign(problem->stages.size(), costs[0]);
-  StageCost& cost = costs[static_cast<size_t>(number)];
-  for (Time StageCost::*time :
-       {&StageCost::f, &StageCost::b, &StageCost::w, &StageCost::bw, &StageCost::fb}) {
-    cost.*time *= 2;
+/// The list with an action after the k-th forward, or backward, of a stage.
+ActionList After(const ActionList& list, Action action, int k) {
+  size_t at = 0;
+  for (int left = k; left > 0; ++at) {
+    const bool same = HasForward(action.op)
+                          ? HasForward(list[at].op) && list[at].stage == action.stage
+                          : HasBackward(list[at].op) && BackStage(list[at]) == action.stage;
+    if (same) --left;
   }
-  RouteStage& stage = problem->stages[static_cast<size_t>(number)];
-  stage.cost = cost;
-  stage.memory.activation *= 2;
-  stage.memory.stash *= 2;
+  ActionList longer = list;
+  longer.insert(longer.begin() + static_cast<std::ptrdiff_t>(at), action);
+  return longer;
 }
 
 }  // namespace
 
 std::optional<SearchProblem> Fold(const SearchProblem& problem) {
   const Plan& frame = problem.frame;
-  if (frame.routes.size() != 2 || frame.stages != frame.ranks || frame.ranks == 1) {
+  if (frame.routes.size() != 2 || frame.stages != frame.ranks || frame.ranks % 2 != 0) {
     return std::nullopt;
   }
   if (!problem.alike()) return std::nullopt;
@@ -56,7 +55,7 @@ std::optional<SearchProblem> Fold(const SearchProblem& problem) {
   }
   SearchProblem folded = problem;
   folded.stages.resize(stages);
-  folded.frame.ranks = (frame.ranks + 1) / 2;
+  folded.frame.ranks = frame.ranks / 2;
   folded.stages_of.assign(static_cast<size_t>(folded.frame.ranks), {});
   folded.frame.routes.pop_back();
   folded.frame.microbatches /= 2;
@@ -73,7 +72,6 @@ std::optional<SearchProblem> Fold(const SearchProblem& problem) {
       folded.rooms[r] = std::min(problem.Room(r), problem.Room(stages - 1 - r));
     }
   }
-  if (frame.ranks % 2 != 0) DoubleStage(frame.ranks / 2, &folded);
   return folded;
 }
 
@@ -97,57 +95,8 @@ Order UnfoldOrder(const SearchProblem& problem, const Order& folded) {
     order[order.size() - 1 - r] =
         Renamed(folded[r], [&](int32_t s) { return s < half ? stages + s : s; });
   }
-  if (stages % 2 == 0) return order;
-  for (const Action& action : folded.back()) {
-    const int32_t first = action.stage, second = first + stages;
-    const bool pair = action.op == Op::FB;
-    ActionList& middle = order[folded.size() - 1];
-    middle.push_back({action.op, first, pair ? second : -1});
-    middle.push_back({action.op, second, pair ? first : -1});
-  }
   return order;
 }
-
-namespace {
-
-/// Places in the middle that are tried.
-constexpr int kCuts = 16;
-
-/// The pairs that a rank runs for further micro-batches.
-ActionList SteadyPairs(const std::vector<int>& stages, bool alike, int further) {
-  ActionList pairs;
-  for (int k = 0; k < further; ++k) {
-    for (size_t i = 0; i < stages.size(); ++i) {
-      pairs.push_back({Op::FB, stages[i], stages[alike ? i : stages.size() - 1 - i]});
-    }
-  }
-  return pairs;
-}
-
-/// The list with an action after the k-th forward, or backward, of a stage.
-ActionList After(const ActionList& list, Action action, int k) {
-  size_t at = 0;
-  for (int left = k; left > 0; ++at) {
-    const bool same = HasForward(action.op)
-                          ? HasForward(list[at].op) && list[at].stage == action.stage
-                          : HasBackward(list[at].op) && BackStage(list[at]) == action.stage;
-    if (same) --left;
-  }
-  ActionList longer = list;
-  longer.insert(longer.begin() + static_cast<std::ptrdiff_t>(at), action);
-  return longer;
-}
-
-/// True if most pairs of a list are of a stage with itself.
-bool PairsAlike(const ActionList& list) {
-  int more = 0;
-  for (const Action& action : list) {
-    if (action.op == Op::FB) more += action.stage == action.back ? 1 : -1;
-  }
-  return more > 0;
-}
-
-}  // namespace
 
 SearchProblem WithCount(const SearchProblem& problem, int count) {
   CF_ASSERT(count > 0 && problem.alike());
@@ -193,42 +142,6 @@ std::optional<Order> WithOdd(const SearchProblem& problem, const Order& order) {
     if (!run || (best && run->makespan() >= least)) continue;
     least = run->makespan();
     best = std::move(tried);
-  }
-  return best;
-}
-
-std::optional<Order> Extend(const SearchProblem& problem, const Order& order, int further) {
-  const int count = problem.stages[0].count - further;
-  const SearchProblem shorter = WithCount(problem, count);
-  const std::optional<IncrementalEvaluator> run = IncrementalEvaluator::Of(shorter, order);
-  if (!run) return std::nullopt;
-  std::vector<ActionList> steady;
-  for (size_t r = 0; r < order.size(); ++r) {
-    steady.push_back(SteadyPairs(problem.stages_of[r], PairsAlike(order[r]), further));
-  }
-  std::optional<Order> best;
-  Time least = 0;
-  // Chunks that start before the cut stay; later ones are delayed as a whole.
-  for (int cut = 0; cut < kCuts; ++cut) {
-    const Time moment = run->makespan() / (3 * kCuts) * (kCuts + cut);
-    Order longer = order;
-    for (size_t r = 0; r < order.size(); ++r) {
-      const std::vector<Time>& starts = run->starts(r);
-      auto at = static_cast<size_t>(std::lower_bound(starts.begin(), starts.end(), moment) -
-                                    starts.begin());
-      // In front of a pair as the first of those put in, if there is one near.
-      for (size_t i = at; i < std::min(at + 3, order[r].size()); ++i) {
-        if (order[r][i] != steady[r].front()) continue;
-        at = i;
-        break;
-      }
-      const auto place = longer[r].begin() + static_cast<std::ptrdiff_t>(at);
-      longer[r].insert(place, steady[r].begin(), steady[r].end());
-    }
-    const std::optional<IncrementalEvaluator> tried = IncrementalEvaluator::Of(problem, longer);
-    if (!tried || (best && tried->makespan() >= least)) continue;
-    least = tried->makespan();
-    best = std::move(longer);
   }
   return best;
 }

@@ -17,12 +17,9 @@ class Drawing {
     if (list_.size() < 2) return std::nullopt;
     at_ = Of(list_.size());
     const size_t kind = Of(16);
-    if (kind < 5) return Shift();
-    if (kind < 7) return Swap();
-    if (kind < 10) return Form();
-    if (kind < 12) return Split();
-    if (kind < 13) return Exchange();
-    if (kind < 14) return Slide();
+    if (kind < 9) return Shift();
+    if (kind < 12) return Form();
+    if (kind < 14) return Split();
     return Weight();
   }
 
@@ -57,14 +54,6 @@ class Drawing {
         piece.size() == 2) {
       return std::nullopt;
     }
-    return move;
-  }
-
-  std::optional<PairMove> Swap() {
-    const size_t to = Place();
-    if (to == at_ || list_[to] == list_[at_]) return std::nullopt;
-    PairMove move = Window(std::min(at_, to), std::max(at_, to));
-    std::swap(move.piece.front(), move.piece.back());
     return move;
   }
 
@@ -154,55 +143,6 @@ class Drawing {
       if (i != at_) piece.push_back(list_[i]);
     }
     put(f_moves == (at_ == low));
-    return move;
-  }
-
-  /// Two actions exchange their forwards or their backwards.
-  std::optional<PairMove> Exchange() {
-    const bool forward = Of(2) == 0;
-    const auto has = [&](const Action& t) {
-      return t.op == Op::FB || t.op == (forward ? Op::F : Op::BW);
-    };
-    if (!has(list_[at_])) return std::nullopt;
-    const auto other = Find(at_, true, 1 + Of(kFar), [&](const Action& t) {
-      return has(t) &&
-             (forward ? t.stage != list_[at_].stage : BackStage(t) != BackStage(list_[at_]));
-    });
-    if (!other) return std::nullopt;
-    PairMove move = Window(at_, *other);
-    Action &first = move.piece.front(), &last = move.piece.back();
-    if (forward) {
-      std::swap(first.stage, last.stage);
-    } else {
-      std::swap(first.op == Op::FB ? first.back : first.stage,
-                last.op == Op::FB ? last.back : last.stage);
-    }
-    return move;
-  }
-
-  /// A pair and a lone forward (or backward) further on: the other half stays, so that the lone
-  /// one and the pair change places.
-  std::optional<PairMove> Slide() {
-    const Action& action = list_[at_];
-    if (action.op != Op::FB) return std::nullopt;
-    const bool forward = Of(2) == 0;
-    // Drawn one by one: compilers differ in the order of arguments.
-    const size_t reach = 1 + Of(kFar);
-    const bool ahead = Of(2) == 0;
-    const auto other = Find(at_, ahead, reach,
-                            [&](const Action& t) { return t.op == (forward ? Op::F : Op::BW); });
-    if (!other) return std::nullopt;
-    PairMove move = Window(std::min(at_, *other), std::max(at_, *other));
-    Action& here = at_ < *other ? move.piece.front() : move.piece.back();
-    Action& there = at_ < *other ? move.piece.back() : move.piece.front();
-    const Action lone = there;
-    if (forward) {  // the backward joins the lone forward
-      there = {Op::FB, lone.stage, action.back};
-      here = {Op::F, action.stage};
-    } else {
-      there = {Op::FB, action.stage, lone.stage};
-      here = {Op::BW, action.back};
-    }
     return move;
   }
 

@@ -13,16 +13,12 @@ namespace contraflow {
 /// Two routes that are each other's mirror image, as in DualPipe: rank r does with the one what
 /// rank P-1-r does with the other. An order with that symmetry runs as its first half would on a V
 /// of half the ranks (DualPipe "cut in half", github deepseek-ai/DualPipe), whose middle hop keeps
-/// its time. The problem of that V, with one route; nothing where the problem has no such symmetry.
-/// Its middle hop is between stages of one rank, which IncrementalEvaluator counts and Evaluate
-/// does not. With an odd number of ranks, the one in the middle does for both routes what it does,
-/// one after the other, and takes twice as long.
+/// its time. The problem of that V, with one route; nothing where the problem has no such symmetry,
+/// as on an odd number of ranks. Its middle hop is between stages of one rank, which
+/// IncrementalEvaluator counts and Evaluate does not.
 std::optional<SearchProblem> Fold(const SearchProblem& problem);
-
-/// The first half of the ranks' lists, of an even number of ranks, as an order of the folded
-/// problem.
+/// The first half of the ranks' lists, as an order of the folded problem.
 Order FoldOrder(const SearchProblem& problem, const Order& order);
-
 /// Both halves of an order of the folded problem.
 Order UnfoldOrder(const SearchProblem& problem, const Order& folded);
 
@@ -36,14 +32,6 @@ std::optional<SearchProblem> WithoutOdd(const SearchProblem& problem);
 /// An order of WithoutOdd(problem) with that micro-batch after another of its route on all ranks,
 /// as a pair or apart: of those that run and fit the shortest, if there is one.
 std::optional<Order> WithOdd(const SearchProblem& problem, const Order& order);
-
-/// How an order of a problem with two stages a rank goes on for more micro-batches: in its middle
-/// every rank runs, once for each further one, the pair of the first stage's forward with the
-/// second's backward and the pair of the opposite, as DualPipe does in its steady phase, or each
-/// stage's forward with its own backward where most of its pairs are of that kind. Takes the places
-/// in the middle with the shortest result; none if no order runs and fits. `problem` has the
-/// further micro-batches already.
-std::optional<Order> Extend(const SearchProblem& problem, const Order& order, int further);
 
 /// DualPipeV's order (schedules/published/bidirectional.h) for a problem with one route on a V, or
 /// for what Fold makes of two routes, whatever the ranks hold; nothing for other placements, or
@@ -68,10 +56,6 @@ std::optional<Order> ScheduleInPhases(const SearchProblem& problem);
 /// fits.
 std::optional<Order> ThinnedPhases(const SearchProblem& problem, Time below, int64_t budget,
                                    SearchWork* work);
-
-/// List scheduling with pairs, for any placement: the best of some settings, with about this much
-/// of the work. None if no order fits the limit.
-std::optional<Order> ListPairs(const SearchProblem& problem, int64_t budget, SearchWork* work);
 
 /// `piece` in place of the actions [from, to) of a list: the same work in another order or
 /// otherwise paired.

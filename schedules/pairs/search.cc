@@ -15,9 +15,7 @@ namespace contraflow {
 namespace {
 
 constexpr int64_t kHeatSteps = 1024;
-/// Part of the budget that lists may take.
-constexpr int64_t kListShare = 4;
-/// And mirrored orders of an odd number of ranks or micro-batches.
+/// Part of the budget for mirrored orders of an odd number of micro-batches.
 constexpr int64_t kHalfShare = 3;
 
 class PairAnnealing {
@@ -109,57 +107,17 @@ void Offer(const SearchProblem& problem, Order order, SearchResult* best) {
   best->makespan = *makespan;
 }
 
-/// An order to begin with: from the schedule that the budget allows, or of lists.
+/// DualPipe's order, with its gaps filled if the budget allows. None for other placements.
 std::optional<Order> Begin(const SearchProblem& problem, int64_t budget, SearchWork* work) {
   const int64_t effort = problem.chunks() * static_cast<int64_t>(problem.stages_of.size());
-  const bool filled = effort <= budget / 4;
-  if (filled) work->Spend(effort);
-  std::optional<Order> phases = filled ? ScheduleInPhases(problem) : PhaseOrder(problem);
-  std::optional<Order> lists = ListPairs(problem, budget / kListShare, work);
-  if (!phases || !lists) return phases ? phases : lists;
-  return *MakespanOf(problem, *lists) < *MakespanOf(problem, *phases) ? lists : phases;
+  std::optional<Order> phases = PhaseOrder(problem);
+  if (!phases || effort > budget / 4) return phases;
+  work->Spend(effort);
+  return ScheduleInPhases(problem);
 }
 
-/// With few micro-batches first, then with the rest of them in the middle, where that does better
-/// than lists of all of them.
-void AnnealShort(const SearchProblem& problem, Time bound, uint64_t seed, int64_t budget,
-                 SearchWork* work, SearchResult* best) {
-  const int count = problem.frame.microbatches;
-  const int enough = 2 * static_cast<int>(problem.stages_of.size()) + 2;
-  if (count <= enough) {
-    if (std::optional<Order> order = Begin(problem, budget, work)) {
-      Offer(problem, std::move(*order), best);
-    }
-    return Anneal(problem, bound, seed, budget, 4, work, best);
-  }
-  const int64_t end = work->left() - budget;
-  const auto left = [&] { return std::max<int64_t>(work->left() - end, 0); };
-  if (std::optional<Order> lists = ListPairs(problem, budget / kListShare, work)) {
-    Offer(problem, std::move(*lists), best);
-  }
-  const SearchProblem few = WithCount(problem, enough);
-  const auto offer_longer = [&](const Order& order) {
-    std::optional<Order> longer = Extend(problem, order, count - enough);
-    if (longer) Offer(problem, std::move(*longer), best);
-  };
-  const Time before = best->makespan;
-  std::optional<Order> order = Begin(few, left(), work);
-  if (order) offer_longer(*order);
-  const bool grows = order && best->makespan < before;
-  if (grows) {
-    SearchResult found = {std::move(*order), 0, best->from};
-    found.makespan = *MakespanOf(few, found.order);
-    Anneal(few, 0, seed, left() * 3 / 4, 4, work, &found);
-    offer_longer(found.order);
-  }
-  Anneal(problem, bound, seed, left(), grows ? 1 : 4, work, best);
-}
-
-/// True where a mirrored order of the problem is that of its half, and all of it; else a rank or a
-/// micro-batch is left in the middle.
-bool FoldsEvenly(const SearchProblem& problem) {
-  return problem.frame.ranks % 2 == 0 && problem.frame.microbatches % 2 == 0;
-}
+/// True where a mirrored order of the problem is that of its half, and no micro-batch is left over.
+bool FoldsEvenly(const SearchProblem& problem) { return problem.frame.microbatches % 2 == 0; }
 
 /// Takes what a half's order unfolds to, with the odd micro-batch, if it is shorter.
 void OfferUnfolded(const SearchProblem& problem, const Order& half, SearchResult* best) {
@@ -179,22 +137,13 @@ void OfferUnfolded(const SearchProblem& problem, const Order& half, SearchResult
 /// Searches for a mirrored order as one of the folded problem.
 void AnnealHalf(const SearchProblem& problem, const SearchProblem& folded, Time bound,
                 uint64_t seed, int64_t budget, SearchWork* work, SearchResult* best) {
-  SearchResult half = *best;
-  std::optional<Time> makespan;
-  if (FoldsEvenly(problem)) {
-    half.order = FoldOrder(problem, best->order);
-    makespan = MakespanOf(folded, half.order);
+  SearchResult half = {{}, std::numeric_limits<Time>::max(), best->from};
+  if (FoldsEvenly(problem)) Offer(folded, FoldOrder(problem, best->order), &half);
+  if (std::optional<Order> order = Begin(folded, budget, work)) {
+    Offer(folded, std::move(*order), &half);
   }
-  if (!makespan) {
-    // The order has no such symmetry; others may have.
-    if (std::optional<Order> order = Begin(folded, budget * 10 / 9, work)) {
-      half.order = std::move(*order);
-      makespan = MakespanOf(folded, half.order);
-    }
-  }
-  if (!makespan) return;
-  half.makespan = *makespan;
-  AnnealShort(folded, bound, seed, budget, work, &half);
+  if (half.order.empty()) return;
+  Anneal(folded, bound, seed, budget, 4, work, &half);
   OfferUnfolded(problem, half.order, best);
 }
 
@@ -205,14 +154,11 @@ void ImproveFromPhases(const SearchProblem& problem, const std::optional<SearchP
   if (folded && FoldsEvenly(problem)) {
     return AnnealHalf(problem, *folded, bound, seed, budget, work, best);
   }
-  if (problem.frame.routes.size() == 1 && problem.stages_of[0].size() == 2) {
-    return AnnealShort(problem, bound, seed, budget, work, best);
-  }
   const int64_t end = work->left() - budget;
-  if (std::optional<Order> lists = ListPairs(problem, budget / kListShare, work)) {
-    Offer(problem, std::move(*lists), best);
+  if (std::optional<Order> order = Begin(problem, budget, work)) {
+    Offer(problem, std::move(*order), best);
   }
-  // With an odd number of ranks, or of micro-batches, a mirrored order is simpler, but not as good.
+  // With an odd number of micro-batches a mirrored order is simpler, but not as good.
   if (folded) AnnealHalf(problem, *folded, bound, seed, budget / kHalfShare, work, best);
   Anneal(problem, bound, seed, std::max<int64_t>(work->left() - end, 0), 4, work, best);
 }
@@ -270,6 +216,7 @@ std::optional<SearchResult> ImprovePairs(const SearchProblem& problem, Time boun
 void GoOnWithPairs(const SearchProblem& problem, Time bound, uint64_t seed, int64_t budget,
                    SearchWork* work, SearchResult* best) {
   if (!IncrementalEvaluator::Takes(problem) || best->makespan <= bound) return;
+
   work->Enter("pairs");
   const Time before = best->makespan;
   const int64_t end = work->left() - budget;

@@ -323,17 +323,17 @@ Time AverageBound(const Spec& spec, const LayerStages& layers, const LayerWork& 
 PartitionBound BoundOfPartitions(const Spec& spec, LayerStages* layers, const Plan& frame,
                                  Time enough, int64_t most) {
   LayerWork work(layers, MostOfStage(spec, frame, enough));
-  const PartitionBound average = {std::min(AverageBound(spec, *layers, work, frame), enough), {}};
+  const Time average = std::min(AverageBound(spec, *layers, work, frame), enough);
   std::optional<PartitionBound> exact;
   if (OneStageEach(frame)) {
     exact = LinearBound(spec, layers, work, enough).Find();
   } else if (WorkOfPairs(frame, layers->layers(), most)) {
-    exact = BoundOfPairs(spec, layers, &work, frame, average.value, enough);
+    exact = BoundOfPairs(spec, layers, &work, frame, average, enough);
   }
-  if (!exact && average.value < enough) exact = BoundOfDeep(spec, *layers, &work, frame, enough);
-  if (!exact) return average;
-  exact->value = std::max(exact->value, average.value);
-  return *exact;
+  PartitionBound bound = exact.value_or(PartitionBound());
+  if (!exact && average < enough) bound.value = BoundOfDeep(spec, *layers, work, frame, enough);
+  bound.value = std::max(bound.value, average);
+  return bound;
 }
 
 int64_t WorkOfBound(const Plan& frame, int layers, int64_t most) {

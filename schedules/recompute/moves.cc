@@ -133,9 +133,9 @@ class RecomputeAnnealing {
     if (item.op != Op::B) return false;
     for (auto w = place + 1; w != list->end(); ++w) {
       if (w->op != Op::W || w->back != item.back) continue;
-      // No weight gradient of the stage that waits may come after it.
+      // No other weight gradient of the stage may come after it.
       const bool waits = std::any_of(place, w, [&](const Item& other) {
-        return other.op == Op::W && problem_.Stage(other.back) == problem_.Stage(item.back) &&
+        return HasWeight(other.op) && problem_.Stage(other.back) == problem_.Stage(item.back) &&
                problem_.Rank(other.back) == problem_.Rank(item.back);
       });
       if (waits) return false;

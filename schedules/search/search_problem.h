@@ -115,10 +115,6 @@ SearchProblem MakeProblem(Plan frame, const CostModel& costs, std::optional<int6
 /// The same of a candidate, within the limit of each of its ranks.
 SearchProblem MakeProblem(const Candidate& candidate);
 
-/// A small problem that is like a large one: some `ranks` of it at even distances, with their
-/// stages, and micro-batches and memory in proportion.
-SearchProblem CoarseProblem(const SearchProblem& problem, int ranks);
-
 /// The plan of an order; its name is the frame's.
 Plan ToPlan(const SearchProblem& problem, const Order& order);
 

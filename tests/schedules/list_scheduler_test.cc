@@ -128,31 +128,6 @@ TEST_SUITE("unit") {
     // Nor is anything below it, and so it gives up.
     CHECK(!scheduler.Run(RulesOf(problem, policy), *makespan));
   }
-
-  TEST_CASE("a coarse is a small problem of the same placement") {
-    const Spec spec = MakeSpec("V", 64, 128, UniformCosts(10, 13, 7, 1));
-    const SearchProblem large = MakeProblem(SingleRoutePlan(spec, VPlacement(64)), spec.costs, 96);
-    const SearchProblem coarse = CoarseProblem(large, 8);
-    CHECK(coarse.frame.routes[0].ranks == VPlacement(8));
-    CHECK(coarse.frame.microbatches == 16);
-    CHECK(*coarse.limit == 12);
-    Spec both = spec;
-    const SearchProblem bidirectional =
-        CoarseProblem(MakeProblem(BidirectionalPlan(both), spec.costs, std::nullopt), 4);
-    CHECK(bidirectional.frame.routes[0].ranks == std::vector<int>{0, 1, 2, 3});
-    CHECK(bidirectional.frame.routes[1].ranks == std::vector<int>{3, 2, 1, 0});
-    CHECK(!bidirectional.limit);
-    // Costs of a model have other lists with an entry for each stage.
-    CostModel costs = spec.costs;
-    costs.stages.assign(64, costs.stage(0));
-    costs.partition.assign(64, 2);
-    costs.memory =
-        MemoryCost{.activation_bytes = 4, .parameter_bytes = std::vector<int64_t>(64, 9)};
-    const SearchProblem bytes =
-        CoarseProblem(MakeProblem(LinearPlan(spec), costs, int64_t{4} * 64), 8);
-    CHECK(bytes.costs.stages.size() == 8);
-    CHECK(*bytes.limit == 4 * 8);
-  }
 }
 
 TEST_SUITE("property") {

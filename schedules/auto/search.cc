@@ -27,6 +27,19 @@ std::optional<SearchResult> BestSeed(const SearchProblem& problem, std::span<con
   return best;
 }
 
+/// Local search of all kinds but of pairs, for this much of the work.
+void ImproveFurther(const SearchProblem& problem, Time bound, const SearchOptions& options,
+                    int64_t budget, SearchWork* work, SearchResult* best) {
+  const int64_t end = work->left() - budget;
+  const auto left = [&] { return std::max<int64_t>(work->left() - end, 0); };
+  if (JoiningPays(problem)) {
+    JoinBackwards(problem, bound, left() / 8, work, best);
+    ImproveWithin(problem, bound, options.seed, left() / 8 * 7, work, best);
+    JoinBackwards(problem, bound, left(), work, best);
+  }
+  ImproveWithin(problem, bound, options.seed, left(), work, best);
+}
+
 }  // namespace
 
 std::optional<SearchResult> Search(const SearchProblem& problem, std::span<const Plan> seeds,
@@ -45,10 +58,10 @@ std::optional<SearchResult> Search(const SearchProblem& problem, std::span<const
     other = ImprovePairs(problem, bound, options.seed, work->left() / 4 * 3, work, &*best);
   }
   const int64_t budget = other ? work->left() / 3 * 2 : work->left();
-  ImproveWithin(problem, bound, options.seed, budget, work, &*best);
+  ImproveFurther(problem, bound, options, budget, work, &*best);
   if (other && other->makespan < best->makespan) {
     best = std::move(other);
-    ImproveLocally(problem, bound, options.seed, work, &*best);
+    ImproveFurther(problem, bound, options, work->left(), work, &*best);
   }
   return best;
 }

@@ -2,7 +2,6 @@
 #include <cstddef>
 
 #include "compiler/plan/error.h"
-#include "schedules/pairs/incremental_evaluator.h"
 #include "schedules/pairs/pairs.h"
 
 namespace contraflow {
@@ -23,20 +22,6 @@ ActionList Renamed(const ActionList& list, const StageOf& stage) {
         {action.op, stage(action.stage), action.op == Op::FB ? stage(action.back) : -1});
   }
   return renamed;
-}
-
-/// The list with an action after the k-th forward, or backward, of a stage.
-ActionList After(const ActionList& list, Action action, int k) {
-  size_t at = 0;
-  for (int left = k; left > 0; ++at) {
-    const bool same = HasForward(action.op)
-                          ? HasForward(list[at].op) && list[at].stage == action.stage
-                          : HasBackward(list[at].op) && BackStage(list[at]) == action.stage;
-    if (same) --left;
-  }
-  ActionList longer = list;
-  longer.insert(longer.begin() + static_cast<std::ptrdiff_t>(at), action);
-  return longer;
 }
 
 }  // namespace
@@ -111,39 +96,6 @@ SearchProblem WithCount(const SearchProblem& problem, int count) {
     for (int k = 0; k < count; ++k) route.microbatches.push_back(other.frame.microbatches++);
   }
   return other;
-}
-
-std::optional<SearchProblem> WithoutOdd(const SearchProblem& problem) {
-  const std::vector<Route>& routes = problem.frame.routes;
-  if (routes.size() != 2 || !problem.alike()) return std::nullopt;
-  const auto [count, most] =
-      std::minmax({routes[0].microbatches.size(), routes[1].microbatches.size()});
-  if (count == 0 || most != count + 1) return std::nullopt;
-  return WithCount(problem, static_cast<int>(count));
-}
-
-std::optional<Order> WithOdd(const SearchProblem& problem, const Order& order) {
-  const auto up = static_cast<size_t>(problem.frame.stages);
-  const int count = std::min(problem.stages[0].count, problem.stages[up].count);
-  std::optional<Order> best;
-  Time least = 0;
-  // The backward is a pair with the k-th forward, or apart: then it is after the k-th or the next.
-  for (int place = 0; place < 3 * count; ++place) {
-    const int k = 1 + place / 3, form = place % 3;
-    Order tried;
-    for (size_t r = 0; r < order.size(); ++r) {
-      const int32_t stage = *std::ranges::find_if(
-          problem.stages_of[r], [&](int s) { return problem.stage(s).count > count; });
-      tried.push_back(form == 0 ? After(order[r], {Op::FB, stage, stage}, k)
-                                : After(After(order[r], {Op::F, stage}, k), {Op::BW, stage},
-                                        std::min(k + form - 1, count)));
-    }
-    const std::optional<IncrementalEvaluator> run = IncrementalEvaluator::Of(problem, tried);
-    if (!run || (best && run->makespan() >= least)) continue;
-    least = run->makespan();
-    best = std::move(tried);
-  }
-  return best;
 }
 
 }  // namespace contraflow

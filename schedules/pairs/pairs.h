@@ -14,8 +14,8 @@ namespace contraflow {
 /// rank P-1-r does with the other. An order with that symmetry runs as its first half would on a V
 /// of half the ranks (DualPipe "cut in half", github deepseek-ai/DualPipe), whose middle hop keeps
 /// its time. The problem of that V, with one route; nothing where the problem has no such symmetry,
-/// as on an odd number of ranks. Its middle hop is between stages of one rank, which
-/// IncrementalEvaluator counts and Evaluate does not.
+/// as on an odd number of ranks or with an odd number of micro-batches. Its middle hop is between
+/// stages of one rank, which IncrementalEvaluator counts and Evaluate does not.
 std::optional<SearchProblem> Fold(const SearchProblem& problem);
 /// The first half of the ranks' lists, as an order of the folded problem.
 Order FoldOrder(const SearchProblem& problem, const Order& order);
@@ -24,14 +24,6 @@ Order UnfoldOrder(const SearchProblem& problem, const Order& folded);
 
 /// The same problem with `count` micro-batches on each of its routes.
 SearchProblem WithCount(const SearchProblem& problem, int count);
-
-/// The problem with one micro-batch less on that of its two routes which has one more than the
-/// other; nothing where none has.
-std::optional<SearchProblem> WithoutOdd(const SearchProblem& problem);
-
-/// An order of WithoutOdd(problem) with that micro-batch after another of its route on all ranks,
-/// as a pair or apart: of those that run and fit the shortest, if there is one.
-std::optional<Order> WithOdd(const SearchProblem& problem, const Order& order);
 
 /// DualPipeV's order (schedules/published/bidirectional.h) for a problem with one route on a V, or
 /// for what Fold makes of two routes, whatever the ranks hold; nothing for other placements, or

@@ -15,9 +15,6 @@ namespace contraflow {
 namespace {
 
 constexpr int64_t kHeatSteps = 1024;
-/// Part of the budget for mirrored orders of an odd number of micro-batches.
-constexpr int64_t kHalfShare = 3;
-
 class PairAnnealing {
  public:
   /// `best` runs and fits.
@@ -116,17 +113,9 @@ std::optional<Order> Begin(const SearchProblem& problem, int64_t budget, SearchW
   return ScheduleInPhases(problem);
 }
 
-/// True where a mirrored order of the problem is that of its half, and no micro-batch is left over.
-bool FoldsEvenly(const SearchProblem& problem) { return problem.frame.microbatches % 2 == 0; }
-
-/// Takes what a half's order unfolds to, with the odd micro-batch, if it is shorter.
+/// Takes what a half's order unfolds to, if it is shorter.
 void OfferUnfolded(const SearchProblem& problem, const Order& half, SearchResult* best) {
   Order order = UnfoldOrder(problem, half);
-  if (problem.frame.microbatches % 2 != 0) {
-    std::optional<Order> longer = WithOdd(problem, order);
-    if (longer) Offer(problem, std::move(*longer), best);
-    return;
-  }
   const Evaluation evaluation = Evaluate(problem, order);
   CF_ASSERT(evaluation.runs && evaluation.fits);
   if (evaluation.makespan >= best->makespan) return;
@@ -134,33 +123,22 @@ void OfferUnfolded(const SearchProblem& problem, const Order& half, SearchResult
   best->makespan = evaluation.makespan;
 }
 
-/// Searches for a mirrored order as one of the folded problem.
-void AnnealHalf(const SearchProblem& problem, const SearchProblem& folded, Time bound,
-                uint64_t seed, int64_t budget, SearchWork* work, SearchResult* best) {
-  SearchResult half = {{}, std::numeric_limits<Time>::max(), best->from};
-  if (FoldsEvenly(problem)) Offer(folded, FoldOrder(problem, best->order), &half);
-  if (std::optional<Order> order = Begin(folded, budget, work)) {
-    Offer(folded, std::move(*order), &half);
-  }
-  if (half.order.empty()) return;
-  Anneal(folded, bound, seed, budget, 4, work, &half);
-  OfferUnfolded(problem, half.order, best);
-}
-
-/// From DualPipe's order; of two mirrored routes, as one on half of the ranks.
+/// From DualPipe's order, or from `best` where that is shorter; of two mirrored routes, as one on
+/// half of the ranks.
 void ImproveFromPhases(const SearchProblem& problem, const std::optional<SearchProblem>& folded,
                        Time bound, uint64_t seed, int64_t budget, SearchWork* work,
                        SearchResult* best) {
-  if (folded && FoldsEvenly(problem)) {
-    return AnnealHalf(problem, *folded, bound, seed, budget, work, best);
+  const SearchProblem& searched = folded ? *folded : problem;
+  SearchResult half = {{}, std::numeric_limits<Time>::max(), best->from};
+  SearchResult* const found = folded ? &half : best;
+  if (folded) Offer(searched, FoldOrder(problem, best->order), found);
+  if (std::optional<Order> order = Begin(searched, budget, work)) {
+    Offer(searched, std::move(*order), found);
   }
-  const int64_t end = work->left() - budget;
-  if (std::optional<Order> order = Begin(problem, budget, work)) {
-    Offer(problem, std::move(*order), best);
-  }
-  // With an odd number of micro-batches a mirrored order is simpler, but not as good.
-  if (folded) AnnealHalf(problem, *folded, bound, seed, budget / kHalfShare, work, best);
-  Anneal(problem, bound, seed, std::max<int64_t>(work->left() - end, 0), 4, work, best);
+  // Neither DualPipe's order nor a mirrored one fits.
+  if (found->order.empty()) return Anneal(problem, bound, seed, budget, 4, work, best);
+  Anneal(searched, bound, seed, budget, 4, work, found);
+  if (folded) OfferUnfolded(problem, found->order, best);
 }
 
 /// From DualPipe's order with fewer micro-batches in flight; of two routes either each with its
@@ -199,11 +177,9 @@ std::optional<SearchResult> ImprovePairs(const SearchProblem& problem, Time boun
   work->Enter("pairs");
   SearchResult thinned = *best;
   const Time before = best->makespan;
-  const std::optional<SearchProblem> even = WithoutOdd(problem);
-  const std::optional<SearchProblem> folded = Fold(even ? *even : problem);
+  const std::optional<SearchProblem> folded = Fold(problem);
   const bool tight = !PhaseOrder(folded ? *folded : problem) &&
-                     ImproveThinned(problem, even ? std::nullopt : folded, bound, seed, budget / 2,
-                                    work, &thinned);
+                     ImproveThinned(problem, folded, bound, seed, budget / 2, work, &thinned);
   if (tight) budget /= 2;
   ImproveFromPhases(problem, folded, bound, seed, budget * 9 / 10, work, best);
   Anneal(problem, bound, seed, budget / 10, 1, work, best);
@@ -216,12 +192,11 @@ std::optional<SearchResult> ImprovePairs(const SearchProblem& problem, Time boun
 void GoOnWithPairs(const SearchProblem& problem, Time bound, uint64_t seed, int64_t budget,
                    SearchWork* work, SearchResult* best) {
   if (!IncrementalEvaluator::Takes(problem) || best->makespan <= bound) return;
-
   work->Enter("pairs");
   const Time before = best->makespan;
   const int64_t end = work->left() - budget;
   const std::optional<SearchProblem> folded = Fold(problem);
-  if (folded && FoldsEvenly(problem)) {
+  if (folded) {
     SearchResult half = *best;
     half.order = FoldOrder(problem, best->order);
     if (const std::optional<Time> makespan = MakespanOf(*folded, half.order)) {

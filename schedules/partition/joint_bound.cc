@@ -20,7 +20,7 @@
 // If ranks differ in speed, each rank's own work takes that longer, the work of others before and
 // after it no less than on the fastest, and work is divided by the sum of all speeds.
 //
-// The work of a layer is its price (layer_work.cc).
+// The work of a layer is the time for which the compute lane is busy with it (layer_work.h).
 
 #include "schedules/partition/joint_bound.h"
 
@@ -276,8 +276,8 @@ std::optional<int64_t> WorkOfPairs(const Plan& frame, int layers, int64_t most) 
   return kWorkOfEntry * entries;
 }
 
-/// Time that no stage takes for a micro-batch in a step shorter than `enough`; 0, and no price is
-/// more than the compute lane's busy time, where micro-batches differ.
+/// Time that no stage takes for a micro-batch in a step shorter than `enough`; 0 where
+/// micro-batches differ.
 Time MostOfStage(const Spec& spec, const Plan& frame, Time enough) {
   if (!spec.costs.microbatch_scale.empty()) return 0;
   size_t most = 1;
@@ -330,10 +330,10 @@ PartitionBound BoundOfPartitions(const Spec& spec, LayerStages* layers, const Pl
   } else if (WorkOfPairs(frame, layers->layers(), most)) {
     exact = BoundOfPairs(spec, layers, &work, frame, average, enough);
   }
-  PartitionBound bound = exact.value_or(PartitionBound());
-  if (!exact && average < enough) bound.value = BoundOfDeep(spec, *layers, work, frame, enough);
-  bound.value = std::max(bound.value, average);
-  return bound;
+  if (!exact && average < enough) exact = BoundOfDeep(spec, *layers, &work, frame, enough);
+  if (!exact) return {average, {}};
+  exact->value = std::max(exact->value, average);
+  return *exact;
 }
 
 int64_t WorkOfBound(const Plan& frame, int layers, int64_t most) {

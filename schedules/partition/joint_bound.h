@@ -25,9 +25,9 @@ std::optional<Time> MostForwardsHeld(const Spec& spec, const LayerStages& layers
 /// nothing for others and for micro-batches that differ.
 std::optional<PartitionBound> BoundOfPairs(const Spec& spec, LayerStages* layers, LayerWork* work,
                                            const Plan& frame, Time least, Time enough);
-/// A bound for placements with any number of stages a rank, on one route and ranks alike, no more
-/// than `enough`; 0 for others and for micro-batches that differ.
-Time BoundOfDeep(const Spec& spec, const LayerStages& layers, const LayerWork& work,
-                 const Plan& frame, Time enough);
+/// BoundOfPartitions for placements with any number of stages a rank, on one route and ranks
+/// alike; nothing for others, for micro-batches that differ and for models with too many layers.
+std::optional<PartitionBound> BoundOfDeep(const Spec& spec, const LayerStages& layers,
+                                          LayerWork* work, const Plan& frame, Time enough);
 
 }  // namespace contraflow

@@ -21,10 +21,10 @@
 //
 // A choice is none if the ranks to come have no room for what it leaves: one that begins at its
 // head has done no more than (makespan - head) / M of a micro-batch's work, and the layers left
-// take their prices (layer_work.cc). The lower the makespan that is asked about, the fewer choices
-// are left. So the question is first whether any partition is below a makespan a little above what
-// is soon computed, and then further up until one is found: all choices that are looked at closely
-// lead below what is proven in the end.
+// take their busy time (layer_work.h). The lower the makespan that is asked about, the fewer
+// choices are left. So the question is first whether any partition is below a makespan a little
+// above what is soon computed, and then further up until one is found: all choices that are looked
+// at closely lead below what is proven in the end.
 //
 // Stages are filled rank by rank, so what is left of the model is an interval (V, two routes) or
 // two (interleaved), and a dynamic programme over its ends finds the minimum. The two routes of a
@@ -95,7 +95,7 @@ class PairBound {
   }
   Time Work(int i, int j) const { return work_.Of(i, j); }
   /// The same at least, and more for more layers.
-  Time Price(int i, int j) const { return work_.between(i, j); }
+  Time Busy(int i, int j) const { return work_.between(i, j); }
 
   static bool Overlaps(const LayerCost& layer) {
     const StageCost& cost = layer.cost;
@@ -104,7 +104,7 @@ class PairBound {
 
   /// Time of step k with the layers i..to-1 alone in its first stage.
   Time OfFirst(int k, int i, int to) const {
-    return ranks_.Head(i, k) + ranks_.OfAll(k, Price(i, to), 0);
+    return ranks_.Head(i, k) + ranks_.OfAll(k, Busy(i, to), 0);
   }
 
   /// Time of step k with both stages, the second one with the layers begin..end-1.
@@ -235,7 +235,7 @@ class PairBound {
         Time value = std::max(before, here);
         if (value >= most) {
           if (ranks_.Head(i, k) +
-                  ranks_.OfAll(k, Price(i, to), Price(std::min(j, end), std::max(j, end))) >=
+                  ranks_.OfAll(k, Busy(i, to), Busy(std::min(j, end), std::max(j, end))) >=
               most) {
             break;  // more layers are more work
           }

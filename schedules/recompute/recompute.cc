@@ -99,17 +99,6 @@ class Hoister {
   std::vector<int64_t> held_;  // during each
 };
 
-/// The order with every W right after its B, as one.
-Plan Whole(Plan order) {
-  for (Program& program : order.programs) {
-    std::erase_if(program, [](const Instruction& i) { return i.op == Op::W; });
-    for (Instruction& i : program) {
-      if (i.op == Op::B) i.op = Op::BW;
-    }
-  }
-  return order;
-}
-
 /// False for Megatron-LM, whose backward begins with the forward that runs again.
 bool MovesRecompute(const Spec& spec) { return spec.target != Target::kMegatron; }
 
@@ -118,10 +107,9 @@ struct Orders {
   std::vector<Plan> plans;
   std::optional<Error> why_not;  ///< of the first that there is none of
 
-  void Try(const OrderMaker& make, const Spec& spec, bool whole = false) {
+  void Try(const OrderMaker& make, const Spec& spec) {
     try {
       Plan plan = make(spec);
-      if (whole) plan = Whole(std::move(plan));
       const auto same = [&](const Plan& other) {
         return other.routes == plan.routes && other.programs == plan.programs;
       };
@@ -134,9 +122,8 @@ struct Orders {
 
 /// The spec of an order whose backwards have R in them. With all stages recomputed a chunk under
 /// way holds its input or, after B, its stash, and in addition to these there are at most as many
-/// whole activations as chunks run at one time. With `whole` W is in the backward too (Whole): no
-/// stash.
-Spec Fused(const Spec& spec, int stages, bool whole) {
+/// whole activations as chunks run at one time.
+Spec Fused(const Spec& spec, int stages) {
   Spec fused = spec;
   fused.recompute = {};
   // Components have no R in their backward.
@@ -157,14 +144,11 @@ Spec Fused(const Spec& spec, int stages, bool whole) {
     cost.b += r;
     cost.bw += r;
     cost.fb += r;
-    if (!whole) continue;
-    cost.b = cost.bw;
-    cost.w = 0;
   }
   if (!all || !spec.memory_limit) return fused;
   MemoryCost& memory = *fused.costs.memory;
   const auto held = [&](const CellBytes& bytes) {
-    return std::max({bytes.input, whole ? 0 : bytes.stash, int64_t{1}});
+    return std::max({bytes.input, bytes.stash, int64_t{1}});
   };
   int64_t extra = 0;
   memory.activation_bytes = std::numeric_limits<int64_t>::max();
@@ -179,23 +163,9 @@ Spec Fused(const Spec& spec, int stages, bool whole) {
     memory.activation_bytes = std::min(memory.activation_bytes, held(bytes));
     if (!alike) memory.activation_of[static_cast<size_t>(s)] = held(bytes);
   }
-  if (whole) {
-    memory.w_stash_bytes = memory.activation_bytes;
-    memory.stash_of = memory.activation_of;
-  }
   memory.input_bytes = -1;
   fused.memory_limit = std::max<int64_t>(1, *spec.memory_limit - (pairs ? 2 : 1) * extra);
   return fused;
-}
-
-/// True where a chunk that waits for W may hold more than one that waits for R.
-bool StashIsMore(const Spec& spec, int stages) {
-  if (!spec.memory_limit || spec.recompute.choice == Recompute::Choice::kStages) return false;
-  const std::vector<RecomputedStage> most = MostRecomputed(stages, spec);
-  return std::ranges::any_of(most, [&](const RecomputedStage& chosen) {
-    const CellBytes bytes = BytesOfCell(spec.costs, chosen.stage, true, chosen.extent);
-    return bytes.stash > bytes.input;
-  });
 }
 
 /// The shortest that fits, else of those that hold least.
@@ -416,11 +386,7 @@ Plan GenerateRecomputed(const Spec& spec, int stages, Room room, bool searched,
       limit.Fits(Simulate(orders.plans[0], spec.costs))) {
     return std::move(orders.plans[0]);
   }
-  orders.Try(make, Fused(spec, stages, false));
-  // Published orders do not search for what fits.
-  if (searched && StashIsMore(spec, stages)) {
-    orders.Try(make, Fused(spec, stages, true), true);
-  }
+  if (!searched) orders.Try(make, Fused(spec, stages));
   if (orders.plans.empty()) throw *orders.why_not;
   const CostModel& costs = spec.costs;
   Best best, best_full, best_layers;

@@ -77,8 +77,8 @@ struct RecomputeAlternatives {
 };
 
 /// The plan with the recompute of the spec: of the orders of this many stages that `make` gives for
-/// the limit, for none and for costs that have R in the backward (`searched`: also with W in it),
-/// the one with the shortest step that fits, or, where none does, the one that holds least. With
+/// the limit, for none and, unless they are `searched`, for costs that have R in the backward, the
+/// one with the shortest step that fits, or, where none does, the one that holds least. With
 /// `alternatives`, single layers are for that alone. Spends `work`, if there is some. Throws Error
 /// if the stages do not exist, or if there is a memory limit and the costs give no bytes.
 Plan GenerateRecomputed(const Spec& spec, int stages, Room room, bool searched,

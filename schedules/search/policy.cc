@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "schedules/search/search.h"
+
 namespace contraflow {
 namespace {
 
@@ -13,13 +15,6 @@ std::string Name(Turn turn) {
 std::string Name(Pick pick) {
   constexpr const char* kNames[] = {"deep", "shallow", "early", "old"};
   return kNames[static_cast<size_t>(pick)];
-}
-
-/// True if some full backward takes less than its B and its W.
-bool FusedIsShorter(const SearchProblem& problem) {
-  return std::ranges::any_of(problem.stages, [](const RouteStage& stage) {
-    return stage.cost.bw < stage.cost.b + stage.cost.w;
-  });
 }
 
 }  // namespace
@@ -85,7 +80,7 @@ std::vector<Policy> PolicyGrid(const SearchProblem& problem) {
                               {150, Depth::kStages}, {200, Depth::kStages}, {100, Depth::kLag},
                               {125, Depth::kLag},    {150, Depth::kLag},    {175, Depth::kLag},
                               {200, Depth::kLag},    {250, Depth::kLag},    {300, Depth::kLag}};
-  const bool several = problem.several(), faster = FusedIsShorter(problem);
+  const bool several = problem.several(), faster = JoiningPays(problem);
   std::vector<Policy> grid;
   const auto add = [&](Policy policy) {
     for (const int fill : {100, 50, 0, 25, 75}) {

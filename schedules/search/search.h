@@ -42,4 +42,13 @@ std::vector<int> ArrangeMicrobatches(const SearchProblem& problem, Time bound, S
 /// Their scale in that order.
 std::vector<double> ScaleInOrder(const CostModel& costs, const std::vector<int>& order);
 
+/// True if some full backward takes less than its B and its W, so that it matters which of them an
+/// order has.
+bool JoiningPays(const SearchProblem& problem);
+
+/// Makes full backwards (BW) of B and W, and B and W of full backwards, as long as that makes the
+/// order shorter, but for `budget` instructions at most. None if JoiningPays is false.
+void JoinBackwards(const SearchProblem& problem, Time bound, int64_t budget, SearchWork* work,
+                   SearchResult* best);
+
 }  // namespace contraflow

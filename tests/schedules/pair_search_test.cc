@@ -161,33 +161,6 @@ TEST_SUITE("unit") {
     CHECK(!Fold(PublishedOf("dualpipe-v", 4, 14, PairCosts(), 9).problem));
   }
 
-  TEST_CASE("an odd micro-batch goes into a mirrored order") {
-    for (const auto& [ranks, microbatches] : {std::pair(4, 17), {6, 19}, {8, 17}}) {
-      CAPTURE(ranks);
-      const Spec spec = MakeSpec("", ranks, microbatches, PairCosts());
-      const SearchProblem problem = MakeProblem(BidirectionalPlan(spec), spec.costs, std::nullopt);
-      CHECK(!Fold(problem));
-      const std::optional<SearchProblem> even = WithoutOdd(problem);
-      REQUIRE(even);
-      CHECK(even->frame.microbatches == microbatches - 1);
-      CHECK(!WithoutOdd(*even));
-      const std::optional<SearchProblem> folded = Fold(*even);
-      REQUIRE(folded);
-      const std::optional<Order> half = ScheduleInPhases(*folded);
-      REQUIRE(half);
-      const Order order = UnfoldOrder(*even, *half);
-      const std::optional<Order> longer = WithOdd(problem, order);
-      REQUIRE(longer);
-      const Evaluation before = Evaluate(*even, order), after = Evaluate(problem, *longer);
-      CHECK(after.runs);
-      CHECK(after.fits);
-      // A rank has a forward and a backward more to do.
-      const StageCost& stage = spec.costs.stages[0];
-      CHECK(after.makespan > before.makespan);
-      CHECK(after.makespan < before.makespan + (stage.f + stage.bw) * 11 / 10);
-    }
-  }
-
   TEST_CASE("nothing is searched for pairs where links queue") {
     CostModel costs = PairCosts();
     costs.comm.bandwidth = 1;

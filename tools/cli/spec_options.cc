@@ -14,9 +14,9 @@
 #include "compiler/plan/error.h"
 #include "compiler/plan/layer_cost.h"
 #include "compiler/plan/memory_limit.h"
-#include "schedules/partition/layer_layout.h"
 #include "schedules/partition/stages.h"
 #include "tools/cli/exit.h"
+#include "tools/cli/layer_layout.h"
 #include "tools/cli/options.h"
 #include "tools/cli/terminal.h"
 

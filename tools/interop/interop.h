@@ -94,7 +94,7 @@ std::string CsvPlace(const Plan& plan, int rank, int index);
 
 /// The arguments with which Megatron-LM runs this sound plan, one a line, quoted for a shell:
 /// --pipeline-model-parallel-size, --pipeline-model-parallel-layout
-/// (schedules/partition/layer_layout.h), for several chunks a rank
+/// (tools/cli/layer_layout.h), for several chunks a rank
 /// --microbatch-group-size-per-virtual-pipeline-stage, and the number of layers, expert
 /// parallelism, recompute of all of them, and the batch, for micro-batches of this many sequences.
 ///

@@ -4,10 +4,10 @@
 #include <optional>
 
 #include "compiler/plan/error.h"
-#include "schedules/partition/layer_layout.h"
 #include "schedules/published/rows.h"
 #include "schedules/registry.h"
 #include "schedules/target.h"
+#include "tools/cli/layer_layout.h"
 #include "tools/interop/interop.h"
 
 namespace contraflow {

@@ -4,7 +4,7 @@
 #include <optional>
 #include <string>
 
-#include "schedules/partition/layer_layout.h"
+#include "tools/cli/layer_layout.h"
 
 namespace contraflow {
 

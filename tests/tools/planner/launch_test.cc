@@ -9,10 +9,10 @@
 #include <string>
 
 #include "compiler/plan/error.h"
-#include "schedules/partition/layer_layout.h"
 #include "tests/support/failure.h"
 #include "tests/support/support.h"
 #include "tests/tools/planner/planner_support.h"
+#include "tools/cli/layer_layout.h"
 #include "tools/interop/interop.h"
 #include "tools/planner/planner.h"
 

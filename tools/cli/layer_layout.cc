@@ -1,4 +1,4 @@
-#include "schedules/partition/layer_layout.h"
+#include "tools/cli/layer_layout.h"
 
 #include <algorithm>
 #include <charconv>

@@ -16,9 +16,9 @@
 #include "compiler/plan/layer_cost.h"
 #include "compiler/simulate/simulate.h"
 #include "schedules/compile.h"
-#include "schedules/partition/layer_layout.h"
 #include "schedules/partition/partition.h"
 #include "tests/support/support.h"
+#include "tools/cli/layer_layout.h"
 
 namespace contraflow::hand_made_layouts_test {
 namespace {

@@ -1,4 +1,4 @@
-#include "schedules/partition/layer_layout.h"
+#include "tools/cli/layer_layout.h"
 
 #include <doctest/doctest.h>
 

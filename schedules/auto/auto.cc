@@ -45,11 +45,9 @@ namespace {
 
 /// Work of a rung, as a multiple of that of the one before.
 constexpr int64_t kStep = 4, kMostTimes = int64_t{1} << 30;
-/// A shape is near the incumbent within this share of its step. Others run every other rung, and
-/// published schedules with their routes get no partitions of their own.
+/// Published schedules get partitions of their own if a shape with their routes has come within
+/// this share of the incumbent.
 constexpr int64_t kNear = 32;
-/// Work between two runs of a shape that is not near, as a multiple.
-constexpr int64_t kLag = kStep * kStep;
 /// Share by which a look at a published schedule may be too long.
 constexpr Time kGuessed = 5;
 /// Orders that each choice of what to recompute takes as long as to evaluate, and the steps of
@@ -137,11 +135,6 @@ class AutoSearch {
                         kOrdersMade * shape->instructions() <= kSoonMade;
       if (work_.spent() && incumbent_.any() && !soon) return true;
       if (closed_.contains(shape.get()) || !Improves(*shape)) continue;
-      if (Lags(*shape, times)) {
-        open = true;
-        continue;
-      }
-      ran_[shape.get()] = times;
       SearchWork part(&work_, times * shape->orders() * shape->instructions());
       part.Spend(
           shape->instructions());  // so that the sequence ends even if a run has nothing to do
@@ -155,12 +148,6 @@ class AutoSearch {
       if (incumbent_.any()) Report();
     }
     return open;
-  }
-
-  /// True if the shape has run, is far from the incumbent, and waits for a later rung.
-  bool Lags(const Shape& shape, int64_t times) {
-    const auto last = ran_.find(&shape);
-    return last != ran_.end() && !IsNear(shape) && times < kLag * last->second;
   }
 
   void LookAtShapes() {
@@ -388,7 +375,6 @@ class AutoSearch {
   Incumbent incumbent_;
   std::vector<std::unique_ptr<Shape>> shapes_;
   std::map<const Shape*, Worth> looks_;                // before any run
-  std::map<const Shape*, int64_t> ran_;                // work of the last run, as a multiple
   std::set<const Shape*> closed_;                      // that no more work can help
   std::set<std::pair<const Schedule*, int>> offered_;  // published schedules and their stages
 };

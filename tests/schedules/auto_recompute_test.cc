@@ -161,7 +161,7 @@ Spec DrawLimited(std::mt19937_64* random, bool layered) {
   }
   spec.costs.host = HostCost{.latency = Draw(random, 1, 30)};
   spec.search.placement = Draw(random, 0, 1) == 0 ? Placement::kLinear : Placement::kV;
-  spec.search.budget = 50'000'000;
+  spec.search.budget = 100'000'000;
   spec.memory_limit = activations * Draw(random, 4, 15) / 10;
   return spec;
 }

@@ -8,6 +8,7 @@
 #include "schedules/partition/promising.h"
 #include "schedules/partition/staged.h"
 #include "schedules/recompute/recompute.h"
+#include "schedules/search/portfolio.h"
 
 namespace contraflow {
 namespace {

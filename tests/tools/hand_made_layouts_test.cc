@@ -1,6 +1,6 @@
 // Layouts that people wrote by hand, and those of the rules they go by, against --partition auto
 // under the costs of the layers. All 40, with a line for each: CONTRAFLOW_LAYOUTS=40
-// contraflow_test -tc="no layout made by hand*".
+// contraflow_cli_test -tc="no layout made by hand*".
 
 #include <doctest/doctest.h>
 

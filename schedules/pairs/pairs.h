@@ -49,6 +49,10 @@ std::optional<Order> ScheduleInPhases(const SearchProblem& problem);
 std::optional<Order> ThinnedPhases(const SearchProblem& problem, Time below, int64_t budget,
                                    SearchWork* work);
 
+/// List scheduling with pairs, for any placement: the best of some settings, with about this much
+/// of the work. None if no order fits the limit.
+std::optional<Order> ListPairs(const SearchProblem& problem, int64_t budget, SearchWork* work);
+
 /// `piece` in place of the actions [from, to) of a list: the same work in another order or
 /// otherwise paired.
 struct PairMove {

@@ -15,6 +15,8 @@ namespace contraflow {
 namespace {
 
 constexpr int64_t kHeatSteps = 1024;
+/// Part of the budget that lists may take.
+constexpr int64_t kListShare = 4;
 class PairAnnealing {
  public:
   /// `best` runs and fits.
@@ -104,13 +106,15 @@ void Offer(const SearchProblem& problem, Order order, SearchResult* best) {
   best->makespan = *makespan;
 }
 
-/// DualPipe's order, with its gaps filled if the budget allows. None for other placements.
+/// An order to begin with: DualPipe's, with its gaps filled if the budget allows, or of lists.
 std::optional<Order> Begin(const SearchProblem& problem, int64_t budget, SearchWork* work) {
   const int64_t effort = problem.chunks() * static_cast<int64_t>(problem.stages_of.size());
-  std::optional<Order> phases = PhaseOrder(problem);
-  if (!phases || effort > budget / 4) return phases;
-  work->Spend(effort);
-  return ScheduleInPhases(problem);
+  const bool filled = effort <= budget / 4;
+  if (filled) work->Spend(effort);
+  std::optional<Order> phases = filled ? ScheduleInPhases(problem) : PhaseOrder(problem);
+  std::optional<Order> lists = ListPairs(problem, budget / kListShare, work);
+  if (!phases || !lists) return phases ? phases : lists;
+  return *MakespanOf(problem, *lists) < *MakespanOf(problem, *phases) ? lists : phases;
 }
 
 /// Takes what a half's order unfolds to, if it is shorter.
@@ -123,21 +127,23 @@ void OfferUnfolded(const SearchProblem& problem, const Order& half, SearchResult
   best->makespan = evaluation.makespan;
 }
 
-/// From DualPipe's order, or from `best` where that is shorter; of two mirrored routes, as one on
-/// half of the ranks.
+/// From DualPipe's order, one of lists, or `best` where that is shorter; of two mirrored routes, as
+/// one on half of the ranks.
 void ImproveFromPhases(const SearchProblem& problem, const std::optional<SearchProblem>& folded,
                        Time bound, uint64_t seed, int64_t budget, SearchWork* work,
                        SearchResult* best) {
   const SearchProblem& searched = folded ? *folded : problem;
+  const int64_t end = work->left() - budget;
   SearchResult half = {{}, std::numeric_limits<Time>::max(), best->from};
   SearchResult* const found = folded ? &half : best;
   if (folded) Offer(searched, FoldOrder(problem, best->order), found);
   if (std::optional<Order> order = Begin(searched, budget, work)) {
     Offer(searched, std::move(*order), found);
   }
-  // Neither DualPipe's order nor a mirrored one fits.
-  if (found->order.empty()) return Anneal(problem, bound, seed, budget, 4, work, best);
-  Anneal(searched, bound, seed, budget, 4, work, found);
+  const int64_t left = std::max<int64_t>(work->left() - end, 0);
+  // No mirrored order fits.
+  if (found->order.empty()) return Anneal(problem, bound, seed, left, 4, work, best);
+  Anneal(searched, bound, seed, left, 4, work, found);
   if (folded) OfferUnfolded(problem, found->order, best);
 }
 

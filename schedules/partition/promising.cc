@@ -26,6 +26,8 @@ constexpr int64_t kOrdersBounded = 2;
 constexpr double kForward = 1.0 / 3;
 /// Maximum number of partitions whose bound is proven.
 constexpr int64_t kMostBounds = 300;
+/// Number of orders with pairs that judge a partition.
+constexpr int64_t kLists = 5;
 /// Maximum number of partitions to try.
 constexpr size_t kMostTried = 24;
 /// Share of a rank's memory by which an order may exceed it where another partition may help.
@@ -45,16 +47,33 @@ int64_t MostOf(const Spec& spec) {
   return spec.memory_limit.value_or(std::numeric_limits<int64_t>::max());
 }
 
+/// A quick order with overlapped pairs, where these save anything.
+std::optional<Plan> PairedOrder(const Candidate& candidate) {
+  const SearchProblem problem = MakeProblem(candidate);
+  if (!problem.pairs) return std::nullopt;
+  const std::optional<SearchProblem> folded = Fold(problem);
+  SearchWork work{SearchOptions()};
+  const SearchProblem& half = folded ? *folded : problem;
+  std::optional<Order> order = ListPairs(half, kLists * 3 * half.chunks(), &work);
+  if (!order) return std::nullopt;
+  Plan plan = ToPlan(problem, folded ? UnfoldOrder(problem, *order) : *order);
+  plan.schedule = "pairs as they are ready";
+  return plan;
+}
+
 /// The best published order of a candidate, without its partition.
 FirstOrder BestPublished(const Candidate& candidate, SearchWork* work) {
   FirstOrder best;
   best.worth = kImpossible;
   std::vector<Plan> orders = PublishedOrders(candidate);
+  const size_t published = orders.size();
+  if (std::optional<Plan> plan = PairedOrder(candidate)) orders.push_back(std::move(*plan));
   work->Spend(static_cast<int64_t>(orders.size()) * OrdersJudged(candidate.spec.costs) *
               InstructionsOf(candidate.frame));
-  for (Plan& plan : orders) {
+  for (size_t i = 0; i < orders.size(); ++i) {
+    Plan& plan = orders[i];
     const PartitionWorth worth = WorthOf(plan, candidate.spec);
-    if (HasPairs(plan) && worth.excess <= MostOf(candidate.spec) / kNearlyFits) {
+    if (i < published && HasPairs(plan) && worth.excess <= MostOf(candidate.spec) / kNearlyFits) {
       best.hiding.Offer({plan.schedule, worth.step});
     }
     if (worth >= best.worth) continue;

@@ -161,6 +161,25 @@ TEST_SUITE("unit") {
     CHECK(!Fold(PublishedOf("dualpipe-v", 4, 14, PairCosts(), 9).problem));
   }
 
+  TEST_CASE("lists pair what the phases of DualPipe do not fit") {
+    // Short stages before long ones, on even and odd ranks: no order is known for the latter.
+    for (const auto& [ranks, most] : {std::pair(6, 15'900'000), {5, 11'600'000}}) {
+      Spec spec = MakeSpec("", ranks, 4 * ranks, PairCosts());
+      spec.costs.stages.assign(static_cast<size_t>(ranks), spec.costs.stages[0]);
+      for (int s = 0; s < ranks; ++s) {
+        StageCost& stage = spec.costs.stages[static_cast<size_t>(s)];
+        for (Time* time : {&stage.f, &stage.b, &stage.w, &stage.bw, &stage.fb}) *time *= 1 + s;
+      }
+      const Plan frame = BidirectionalPlan(spec);
+      const SearchProblem problem = MakeProblem(frame, spec.costs, std::nullopt);
+      SearchWork work(OptionsOf(1'000'000));
+      const std::optional<Order> order = ListPairs(problem, 500'000, &work);
+      REQUIRE(order);
+      CAPTURES(ranks, LowerBound(frame, spec.costs));
+      CHECK(Evaluate(problem, *order).makespan < most);
+    }
+  }
+
   TEST_CASE("nothing is searched for pairs where links queue") {
     CostModel costs = PairCosts();
     costs.comm.bandwidth = 1;
@@ -172,6 +191,53 @@ TEST_SUITE("unit") {
 }
 
 TEST_SUITE("property") {
+  TEST_CASE("lists with pairs run and fit for any routes, stages and limit") {
+    std::mt19937_64 random(6);
+    int found = 0, paired = 0, unfolded = 0;
+    for (int round = 0; round < 40; ++round) {
+      const int ranks = 2 + static_cast<int>(Draw(&random, 4));
+      const int microbatches = 2 * (ranks + static_cast<int>(Draw(&random, 4)));
+      const char* const name = round % 3 == 0 ? "interleaved-1f1b" : round % 3 == 1 ? "zb-v" : "";
+      Spec spec = MakeSpec(name, ranks, microbatches - microbatches % ranks, PairCosts());
+      Plan frame = *name == '\0' ? BidirectionalPlan(spec) : GeneratePlan(spec);
+      spec.costs.comm.latency = 3'000;
+      spec.costs.stages.assign(static_cast<size_t>(frame.stages), spec.costs.stages[0]);
+      for (StageCost& stage : spec.costs.stages) {
+        const auto times = 1 + static_cast<Time>(Draw(&random, 4));
+        for (Time* time : {&stage.f, &stage.b, &stage.w, &stage.bw, &stage.fb}) *time *= times;
+      }
+      std::optional<int64_t> limit;
+      if (Draw(&random, 2) == 0) limit = ranks + static_cast<int64_t>(Draw(&random, 9));
+      Published start = {frame, MakeProblem(frame, spec.costs, limit), {}};
+      SearchWork work(OptionsOf(1'000'000));
+      std::optional<Order> order = ListPairs(start.problem, 200'000, &work);
+      CAPTURE(round);
+      REQUIRE((order || limit));
+      if (!order) continue;
+      ++found;
+      for (const ActionList& list : *order) {
+        paired += std::ranges::any_of(list, [](const Action& a) { return a.op == Op::FB; });
+      }
+      const Time makespan = Evaluate(start.problem, *order).makespan;
+      CheckSound(start, {*order, makespan, ""});
+      CHECK(makespan >= ProveBound(frame, spec.costs, limit).value);
+      SearchWork again(OptionsOf(1'000'000));
+      CHECK(ListPairs(start.problem, 200'000, &again) == order);
+      const std::optional<SearchProblem> folded = Fold(start.problem);
+      const std::optional<Order> half = folded ? ListPairs(*folded, 200'000, &again) : std::nullopt;
+      if (!half) continue;
+      const Order whole = UnfoldOrder(start.problem, *half);
+      const Time longer = IncrementalEvaluator::Of(*folded, *half)->makespan();
+      const Time unfolded_makespan = Evaluate(start.problem, whole).makespan;
+      CheckSound(start, {whole, unfolded_makespan, ""});
+      CHECK(unfolded_makespan == longer);
+      ++unfolded;
+    }
+    CHECK(found > 30);
+    CHECK(unfolded >= 3);
+    CHECK(paired > 60);
+  }
+
   TEST_CASE("an order that changes piece by piece runs as one from nothing") {
     std::mt19937_64 random(5);
     int kept = 0, refused = 0, pairs = 0;

@@ -128,6 +128,27 @@ TEST_SUITE("unit") {
     // Nor is anything below it, and so it gives up.
     CHECK(!scheduler.Run(RulesOf(problem, policy), *makespan));
   }
+
+  TEST_CASE("policies find a good order of a large problem with little memory") {
+    Spec spec = MakeSpec("", 64, 512, UniformCosts(1'000, 1'000, 1'000, 50));
+    spec.costs.stages.assign(64, spec.costs.stage(0));
+    for (size_t s = 0; s < 64; ++s) {
+      StageCost& stage = spec.costs.stages[s];
+      stage.f += static_cast<Time>(s * 37 % 401) - 200;
+      stage.b += static_cast<Time>(s * 53 % 401) - 200;
+      stage.w += static_cast<Time>(s * 71 % 401) - 200;
+      stage.bw = stage.b + stage.w;
+      stage.fb = stage.f + stage.bw;
+    }
+    const Plan frame = SingleRoutePlan(spec, LinearPlacement(64));
+    SearchOptions options;
+    options.budget = 500'000'000;
+    SearchWork work(options);
+    const std::optional<SearchResult> found =
+        SearchPolicies(MakeProblem(frame, spec.costs, 32), 0, &work);
+    REQUIRE(found);
+    CHECK(found->makespan * 100 < ProveBound(frame, spec.costs, 32).value * 115);
+  }
 }
 
 TEST_SUITE("property") {

@@ -88,7 +88,7 @@ def place(graph, row):
             now = {node: (i + 0.5) / len(rows[level]) for i, node in enumerate(rows[level])}
 
             def middle(node):
-                near = [at[o] for o in edges[node] if level_of[o] == beside]
+                near = sorted(at[o] for o in edges[node] if level_of[o] == beside)  # sums round alike
                 return sum(near) / len(near) if near else now[node]
 
             rows[level].sort(key=lambda node: (middle(node), str(node)))

@@ -17,8 +17,10 @@ namespace contraflow {
 /// as on an odd number of ranks or with an odd number of micro-batches. Its middle hop is between
 /// stages of one rank, which IncrementalEvaluator counts and Evaluate does not.
 std::optional<SearchProblem> Fold(const SearchProblem& problem);
+
 /// The first half of the ranks' lists, as an order of the folded problem.
 Order FoldOrder(const SearchProblem& problem, const Order& order);
+
 /// Both halves of an order of the folded problem.
 Order UnfoldOrder(const SearchProblem& problem, const Order& folded);
 

@@ -17,6 +17,7 @@ namespace {
 constexpr int64_t kHeatSteps = 1024;
 /// Part of the budget that lists may take.
 constexpr int64_t kListShare = 4;
+
 class PairAnnealing {
  public:
   /// `best` runs and fits.
@@ -127,6 +128,15 @@ void OfferUnfolded(const SearchProblem& problem, const Order& half, SearchResult
   best->makespan = evaluation.makespan;
 }
 
+/// The first half of an order as one of the folded problem; without an order where that does not
+/// run or fit.
+SearchResult HalfOf(const SearchProblem& problem, const SearchProblem& folded,
+                    const SearchResult& whole) {
+  SearchResult half = {{}, std::numeric_limits<Time>::max(), whole.from};
+  Offer(folded, FoldOrder(problem, whole.order), &half);
+  return half;
+}
+
 /// From DualPipe's order, one of lists, or `best` where that is shorter; of two mirrored routes, as
 /// one on half of the ranks.
 void ImproveFromPhases(const SearchProblem& problem, const std::optional<SearchProblem>& folded,
@@ -134,9 +144,9 @@ void ImproveFromPhases(const SearchProblem& problem, const std::optional<SearchP
                        SearchResult* best) {
   const SearchProblem& searched = folded ? *folded : problem;
   const int64_t end = work->left() - budget;
-  SearchResult half = {{}, std::numeric_limits<Time>::max(), best->from};
+  SearchResult half;
+  if (folded) half = HalfOf(problem, *folded, *best);
   SearchResult* const found = folded ? &half : best;
-  if (folded) Offer(searched, FoldOrder(problem, best->order), found);
   if (std::optional<Order> order = Begin(searched, budget, work)) {
     Offer(searched, std::move(*order), found);
   }
@@ -203,10 +213,8 @@ void GoOnWithPairs(const SearchProblem& problem, Time bound, uint64_t seed, int6
   const int64_t end = work->left() - budget;
   const std::optional<SearchProblem> folded = Fold(problem);
   if (folded) {
-    SearchResult half = *best;
-    half.order = FoldOrder(problem, best->order);
-    if (const std::optional<Time> makespan = MakespanOf(*folded, half.order)) {
-      half.makespan = *makespan;
+    SearchResult half = HalfOf(problem, *folded, *best);
+    if (!half.order.empty()) {
       Anneal(*folded, bound, seed, budget / 2, 2, work, &half);
       OfferUnfolded(problem, half.order, best);
     }

@@ -24,8 +24,6 @@ class IncrementalEvaluator {
 
   size_t ranks() const { return ranks_.size(); }
   const ActionList& list(size_t r) const { return ranks_[r].list; }
-  /// When each action of a rank starts.
-  const std::vector<Time>& starts(size_t r) const { return ranks_[r].start; }
   Order TakeOrder() const;
   Time makespan() const { return makespan_; }
   /// Objective of a search: the ends of all ranks, and above all the last of them.

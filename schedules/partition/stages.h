@@ -25,8 +25,6 @@ class LayerStages {
   int layers() const { return static_cast<int>(kinds_.size()); }
   /// Which entry of CostModel::layers the i-th layer is.
   int kind(int i) const { return kinds_[static_cast<size_t>(i)]; }
-  /// The first entry with the times of the layer.
-  int alike(int i) const { return alike_[static_cast<size_t>(i)]; }
 
   /// Cost of a stage with the layers first..last-1: f, b and w are sums over them. If they have
   /// components, bw and fb are what DeriveChunkCosts makes of these soon; of many layers, of rows

@@ -38,6 +38,8 @@ namespace {
 constexpr int64_t kMinMemoryShare = 8;
 /// 1/4 of the evaluations are for the one whose fullest rank holds least.
 constexpr int kLightestShare = 4;
+/// Plans that are made, where none fits, to find a partition with one that does.
+constexpr int64_t kMostMade = 32;
 /// The bound for any partition may take 1/2 of the budget.
 constexpr int64_t kBoundShare = 2;
 
@@ -55,15 +57,24 @@ Partition PartitionOf(const Schedule& schedule, const Spec& spec, const Plan& fr
   const int stages = schedule.stages(spec);
   if (std::optional<Partition> fixed = FixedPartition(spec, stages)) return *fixed;
   std::optional<Plan> order;
+  // Where the spec names what runs again, partitions are judged with it.
+  using Choice = Recompute::Choice;
+  const Choice recompute = spec.recompute.choice;
+  const bool known_recompute = (recompute == Choice::kFull || recompute == Choice::kStages) &&
+                               spec.offload.choice == Offload::Choice::kNone;
   // A stage has at most this number of layers with components.
   const int most_layers = HasComponents(spec.costs.layers) ? kMaxLayers : layers->layers();
   const auto worth = [&](const Partition& partition, bool components) {
     if (std::ranges::max(partition) > most_layers) return kImpossible;
-    const Spec staged = components ? Staged(spec, frame, layers, partition)
-                                   : StagedChunks(spec, frame, layers, partition);
+    Spec staged = components ? Staged(spec, frame, layers, partition)
+                             : StagedChunks(spec, frame, layers, partition);
     // With what these stages hold there may be no room for any order.
     if (!schedule.reject(staged).empty()) return kImpossible;
-    if (!order || schedule.heeds_costs) order = schedule.generate(staged);
+    if (!order || schedule.heeds_costs) {
+      order = schedule.generate(staged);
+      if (known_recompute) order = RecomputeStages(*order, StagesToRecompute(*order, staged));
+    }
+    if (known_recompute) staged.recompute = {};
     PartitionWorth result = WorthOf(*order, staged);
     if (components) {
       result.step = StepTime(*order, staged.costs, staged.memory_limit, staged.search);
@@ -84,12 +95,6 @@ Partition PartitionOf(const Schedule& schedule, const Spec& spec, const Plan& fr
     };
   }
   std::vector<Partition> starts = StartingPartitions(*layers, frame, spec.costs);
-  // Only the partition of the bound is wanted.
-  Spec quick = spec;
-  quick.search.budget = 0;
-  // The order of the schedule says what it holds.
-  const Partition balanced = BalancedPartition(quick, layers, frame, judge(starts.front()).step);
-  if (!balanced.empty() && std::ranges::count(starts, balanced) == 0) starts.push_back(balanced);
   const PartitionJudge last = [&](const Partition& partition) {
     return spec.search.components ? worth(partition, true) : judge(partition);
   };
@@ -129,14 +134,15 @@ Plan FromPublished(const Schedule& schedule, const Spec& spec, const SearchContr
   LayerStages& layers = control.made->StagesOf(spec.costs, OverlapOf(spec));
   CheckStages(spec, &layers, schedule.stages(spec));
   Incumbent choice(spec);
+  const auto make = [&](const Spec& one, const Partition& partition) {
+    const Spec staged = Staged(one, frame, &layers, partition);
+    CheckBytes(staged.costs);
+    Plan plan = PlanOfStages(schedule, staged);
+    plan.costs = staged.costs;
+    return plan;
+  };
   const auto offer = [&](const Spec& one, const Partition& partition) {
-    return choice.Try([&] {
-      const Spec staged = Staged(one, frame, &layers, partition);
-      CheckBytes(staged.costs);
-      Plan plan = PlanOfStages(schedule, staged);
-      plan.costs = staged.costs;
-      return plan;
-    });
+    return choice.Try([&] { return make(one, partition); });
   };
   // A plan that fits as it is may have another partition than one that is recomputed or goes to the
   // host, and the latter is chosen when no order is known.
@@ -181,6 +187,23 @@ Plan FromPublished(const Schedule& schedule, const Spec& spec, const SearchContr
     Spec full = spec;
     full.recompute = {.choice = Recompute::Choice::kFull};
     choice.Try([&] { return FromPublished(schedule, full, control); });
+  } else if (HoldsLess(spec) && choice.any() && !choice.fits() && CountsBytes(spec.costs)) {
+    // A partition is judged without what R and copies make of its order.
+    const PartitionJudge made = [&](const Partition& partition) {
+      PartitionWorth worth = kImpossible;
+      choice.Attempt([&] {
+        const Plan plan = make(spec, partition);
+        const Worth of_plan = WorthOfPlan(plan, spec);
+        worth = {of_plan.excess, of_plan.step, std::ranges::max(partition)};
+        choice.Offer(plan);
+      });
+      return worth;
+    };
+    Spec quick = spec;
+    quick.search.budget = 0;  // only the partition of the bound is wanted
+    const Partition balanced = BalancedPartition(quick, &layers, frame, choice.worth().step);
+    if (!balanced.empty()) ImprovePartition(balanced, made, kMostMade);
+    if (!choice.fits()) ImprovePartition(choice.plan().costs->partition, made, kMostMade);
   }
   return choice.Take(possible);
 }

@@ -64,7 +64,7 @@ int64_t WorkOfPublished(const Plan& frame, const Spec& spec) {
   int64_t work = kOrdersMade * instructions;
   if (spec.recompute.choice != Recompute::Choice::kNone) work += kOrdersRecomputed * instructions;
   if (spec.search.components) work += kOrdersLowered * instructions;
-  if (spec.costs.layers.empty()) return work;
+  if (spec.costs.layers.empty() || FixedPartition(spec, frame.stages)) return work;
   const int64_t judged = kPartitionsJudged * OrdersJudged(spec.costs) * frame.stages;
   return work + std::min(kPartitionWork, judged * instructions);
 }

@@ -95,6 +95,12 @@ Partition PartitionOf(const Schedule& schedule, const Spec& spec, const Plan& fr
     };
   }
   std::vector<Partition> starts = StartingPartitions(*layers, frame, spec.costs);
+  // Only the partition of the bound is wanted.
+  Spec quick = spec;
+  quick.search.budget = 0;
+  // The order of the schedule says what it holds.
+  const Partition balanced = BalancedPartition(quick, layers, frame, judge(starts.front()).step);
+  if (!balanced.empty() && std::ranges::count(starts, balanced) == 0) starts.push_back(balanced);
   const PartitionJudge last = [&](const Partition& partition) {
     return spec.search.components ? worth(partition, true) : judge(partition);
   };
@@ -199,11 +205,7 @@ Plan FromPublished(const Schedule& schedule, const Spec& spec, const SearchContr
       });
       return worth;
     };
-    Spec quick = spec;
-    quick.search.budget = 0;  // only the partition of the bound is wanted
-    const Partition balanced = BalancedPartition(quick, &layers, frame, choice.worth().step);
-    if (!balanced.empty()) ImprovePartition(balanced, made, kMostMade);
-    if (!choice.fits()) ImprovePartition(choice.plan().costs->partition, made, kMostMade);
+    ImprovePartition(choice.plan().costs->partition, made, kMostMade);
   }
   return choice.Take(possible);
 }

@@ -265,7 +265,9 @@ Plan Compile(Spec spec, const CompileOptions& options) {
   CheckMemory(plan, costs, spec, MemoryLimit(costs, limit), counted, options.control);
   RequireBytes(spec, costs);
   if (!options.any_device) CheckDevice(plan, costs, spec);
-  const LowerOptions lower = {.target = options.level, .overlap = overlap, .memory_limit = limit};
+  const LowerOptions lower = {.target = options.level,
+                              .overlap = overlap,
+                              .limits = LimitsOfRanks(plan, costs, spec, limit)};
   const std::string name = plan.schedule;
   try {
     plan = Lower(std::move(plan), costs, lower, options.observer);

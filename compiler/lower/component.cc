@@ -275,20 +275,22 @@ Plan WithoutCopies(Plan plan) {
 /// How much a rank may hold.
 class Memory {
  public:
-  Memory(const Plan& plan, const CostModel& costs, std::optional<int64_t> limit)
-      : limit_(costs),
+  /// `limits`: of each rank, or empty.
+  Memory(const Plan& plan, const CostModel& costs, std::vector<int64_t> limits)
+      : unit_(costs),
+        limits_(std::move(limits)),
         offloads_(OffloadedCells(plan).any()),
         recomputes_(RecomputedCells(plan).any()),
         serial_(Simulate(plan, costs)),
-        largest_(plan.programs.size(), limit_.activation()) {
+        largest_(plan.programs.size(), unit_.activation()) {
     for (const Route& route : plan.routes) {
-      for (size_t s = 0; s < route.ranks.size() && limit_.bytes(); ++s) {
+      for (size_t s = 0; s < route.ranks.size() && unit_.bytes(); ++s) {
         int64_t& largest = largest_[static_cast<size_t>(route.ranks[s])];
         largest = std::max(largest, costs.memory->activation(static_cast<int>(s)));
       }
     }
-    for (const RankFigures& rank : serial_.ranks) own_ = std::max(own_, limit_.Peak(rank));
-    limit_ = MemoryLimit(costs, limit.value_or(own_));
+    for (const RankFigures& rank : serial_.ranks) own_ = std::max(own_, unit_.Peak(rank));
+    limits_.resize(plan.programs.size(), own_);
     if (offloads_) serial_ = Simulate(WithoutCopies(plan), costs);
   }
 
@@ -297,23 +299,26 @@ class Memory {
   std::vector<std::vector<int>> Caps() const {
     // A run that shares lanes knows nothing of copies: it holds all that the schedule does without.
     if (offloads_) return {CapsFor(0)};
-    const int64_t most = *limit_.amount();
-    std::vector<std::vector<int>> caps = {CapsFor(std::min(own_, most))};
-    if (most > own_) caps.push_back(CapsFor(most));
+    std::vector<std::vector<int>> caps = {CapsFor(own_)};
+    if (std::ranges::max(limits_) > own_) caps.push_back(CapsFor(INT64_MAX));
     // Most cells that wait hold little of what an activation does.
     if (recomputes_) caps.push_back(CapsFor(0));
     return caps;
   }
 
   bool Fits(const Plan& plan, const CostModel& costs) const {
-    return limit_.Fits(Simulate(plan, costs));
+    const Simulation run = Simulate(plan, costs);
+    return std::ranges::equal(run.ranks, limits_, [&](const RankFigures& rank, int64_t limit) {
+      return unit_.Peak(rank) <= limit;
+    });
   }
 
  private:
-  /// No fewer than the chunks one after the other need.
-  std::vector<int> CapsFor(int64_t limit) const {
+  /// For this much, within the limits; no fewer than the chunks one after the other need.
+  std::vector<int> CapsFor(int64_t most) const {
     std::vector<int> caps;
     for (size_t r = 0; r < serial_.ranks.size(); ++r) {
+      const int64_t limit = std::min(most, limits_[r]);
       caps.push_back(static_cast<int>(std::clamp<int64_t>(limit / largest_[r],
                                                           serial_.ranks[r].peak_activations,
                                                           std::numeric_limits<int>::max())));
@@ -321,7 +326,8 @@ class Memory {
     return caps;
   }
 
-  MemoryLimit limit_;
+  const MemoryLimit unit_;
+  std::vector<int64_t> limits_;  // of each rank
   const bool offloads_, recomputes_;
   Simulation serial_;             // without copies to the host
   std::vector<int64_t> largest_;  // of each rank: of the activations of its stages
@@ -356,9 +362,9 @@ void SortBestFirst(std::vector<Try>* tries) {
 }  // namespace
 
 Plan ExpandComponents(const Plan& plan, const CostModel& costs, Overlap overlap,
-                      std::optional<int64_t> memory_limit) {
+                      const std::vector<int64_t>& limits) {
   CF_ASSERT(plan.level == Level::kComm && costs.components());
-  const Memory memory(plan, costs, memory_limit);
+  const Memory memory(plan, costs, limits);
   const std::vector<std::vector<int>> caps = memory.Caps();
   const LanePolicy serially = {.serial = true};
   ChunkShapes serial_shapes(costs, true);

@@ -73,7 +73,7 @@ Plan Lower(Plan plan, const CostModel& costs, const LowerOptions& options,
     pass("comm", InsertCommunication(std::exchange(plan, Plan()), costs));
   }
   if (target >= Level::kComponent && costs.components()) {
-    pass("component", ExpandComponents(plan, costs, options.overlap, options.memory_limit));
+    pass("component", ExpandComponents(plan, costs, options.overlap, options.limits));
   }
   if (target >= Level::kBuffer) {
     pass("buffer", AssignBuffers(plan, costs));

@@ -19,9 +19,9 @@ std::span<const std::string_view> PassNames();
 struct LowerOptions {
   Level target = Level::kComm;
   Overlap overlap = Overlap::kAll;
-  /// Bytes of activations a rank may hold (a count where the costs give none): how far neighbouring
-  /// chunks may overlap. Unset: as much as the fullest rank of the schedule itself.
-  std::optional<int64_t> memory_limit = {};
+  /// Bytes of activations each rank may hold (a count where the costs give none): how far
+  /// neighbouring chunks may overlap. Empty: as much as the fullest rank of the schedule itself.
+  std::vector<int64_t> limits = {};
   /// False where the order is known to be sound and the time of its step is all that is asked.
   bool verify = true;
 };

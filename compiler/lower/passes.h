@@ -37,10 +37,10 @@ Plan InsertCommunication(Plan plan, const CostModel& costs);
 /// of unlike stages, of which the costs of stages only say about what they take. With kAll
 /// neighbouring chunks of a rank share its lanes: of several ways to do so the one with the least
 /// simulated makespan (within a hundredth of it, the one that holds the fewest activations) where
-/// no rank holds more than `memory_limit` (bytes, or a count where the costs give none); without a
-/// limit, no more than the fullest rank of the schedule itself.
+/// no rank holds more than its limit (bytes, or a count where the costs give none); without limits,
+/// no more than the fullest rank of the schedule itself.
 Plan ExpandComponents(const Plan& plan, const CostModel& costs, Overlap overlap,
-                      std::optional<int64_t> memory_limit);
+                      const std::vector<int64_t>& limits);
 
 /// Bytes of each value of one layer, by the memory costs; of an opaque stage s (layers == 0) those
 /// of input, output, doutput, dinput, activation and stash. Values of no bytes have no slot. Throws

@@ -1,6 +1,7 @@
 #include "compiler/simulate/memory.h"
 
 #include <algorithm>
+#include <deque>
 #include <functional>
 #include <map>
 #include <numeric>
@@ -128,10 +129,9 @@ class Lives {
   std::map<std::pair<int, int>, int> weights_left_;  // parts, of chunks under way
 };
 
-/// Most that a rank may hold when an instruction has begun, however long others take. Whatever
-/// takes memory begins after all that stands before it on the compute lane, and program order is
-/// that of the compute lane. The end of a life on another lane counts once something has waited for
-/// it.
+/// Most that a rank may hold when an instruction has begun, however long others take. The compute
+/// lane and the all-to-all lane each run in program order. The end of a life on the other lane
+/// counts once the own lane has waited for it.
 class MemoryWalk {
  public:
   MemoryWalk(const Plan& plan, const CostModel& costs, const RecomputedCells& recomputed)
@@ -141,24 +141,30 @@ class MemoryWalk {
   template <typename Visit>
   void Run(const Program& program, const std::vector<Span>* spans, const Visit& visit) {
     held_ = {};
-    exchanges_.clear();
+    compute_ = exchanges_ = {};
     offloads_.clear();
     gone_ = {{}};
     known_ = known_to_reload_ = 0;
     for (size_t index = 0; index < program.size(); ++index) {
       if (spans != nullptr && (*spans)[index].start < 0) continue;  // never runs
       const Instruction& i = program[index];
-      if (!exchanges_.empty()) EndExchanges(program, index);
+      const bool exchange = lanes_ && LaneOf(i.op) == Lane::kAllToAll;
+      OneLane& own = exchange ? exchanges_ : compute_;
+      OneLane& other = exchange ? compute_ : exchanges_;
+      if (lanes_ && !IsMessage(i.op)) other.Await(program, i);
       const size_t known = !lanes_ ? offloads_.size() : offloads_.empty() ? 0 : Known(i);
       const Amounts taken = lives_.TakenBy(i), given = lives_.GivenBy(i);
       held_ = held_ + taken;
-      if (taken != Amounts()) visit(static_cast<int>(index), held_ + -gone_[known]);
+      if (taken != Amounts()) {
+        visit(static_cast<int>(index),
+              held_ + -gone_[known] + -own.given() + -other.given_before_wait());
+      }
       if (given == Amounts()) continue;
       if (i.op == Op::OFFLOAD) {
         offloads_.push_back(static_cast<int>(index));
         gone_.push_back(gone_.back() + given);
-      } else if (LaneOf(i.op) == Lane::kAllToAll) {
-        exchanges_.push_back({index, given});
+      } else if (lanes_) {
+        own.Give(index, given);
       } else {
         held_ = held_ + -given;
       }
@@ -166,21 +172,38 @@ class MemoryWalk {
   }
 
  private:
-  /// Forwards that will run again end on the all-to-all lane. The compute lane goes on until it
-  /// waits for that lane.
-  void EndExchanges(const Program& program, size_t index) {
-    const Instruction& i = program[index];
-    size_t known = LaneOf(i.op) == Lane::kAllToAll ? index : 0;  // of that lane all before it
-    for (int k = 0; k < i.after_count; ++k) {
-      const auto on = static_cast<size_t>(i.after[static_cast<size_t>(k)]);
-      if (LaneOf(program[on].op) == Lane::kAllToAll) known = std::max(known, on + 1);
+  /// The ends of lives on a lane, and how many of them the other lane has waited for.
+  class OneLane {
+   public:
+    void Give(size_t index, const Amounts& amounts) {
+      given_ = given_ + amounts;
+      pending_.push_back({index, amounts});
     }
-    std::erase_if(exchanges_, [&](const auto& exchange) {
-      if (exchange.first >= known) return false;
-      held_ = held_ + -exchange.second;
-      return true;
-    });
-  }
+
+    /// The other lane waits for what `i`, an instruction of it, runs after.
+    void Await(const Program& program, const Instruction& i) {
+      const bool exchange = LaneOf(i.op) == Lane::kAllToAll;
+      for (int k = 0; k < i.after_count; ++k) {
+        const auto on = static_cast<size_t>(i.after[static_cast<size_t>(k)]);
+        const Lane lane = LaneOf(program[on].op);
+        if (lane == (exchange ? Lane::kCompute : Lane::kAllToAll)) {
+          waited_ = std::max(waited_, on + 1);
+        }
+      }
+      while (!pending_.empty() && pending_.front().first < waited_) {
+        before_wait_ = before_wait_ + pending_.front().second;
+        pending_.pop_front();
+      }
+    }
+
+    const Amounts& given() const { return given_; }
+    const Amounts& given_before_wait() const { return before_wait_; }
+
+   private:
+    Amounts given_, before_wait_;
+    std::deque<std::pair<size_t, Amounts>> pending_;  // after the wait
+    size_t waited_ = 0;                               // instructions before this have ended
+  };
 
   /// OFFLOADs that have ended when this begins: its lane or RELOAD has waited for them.
   size_t Known(const Instruction& i) {
@@ -198,8 +221,8 @@ class MemoryWalk {
 
   const bool lanes_;
   Lives lives_;
-  Amounts held_;                                       // but for what left with OFFLOAD
-  std::vector<std::pair<size_t, Amounts>> exchanges_;  // COMBINE_F that are not known to have ended
+  Amounts held_;                 // taken; without lanes, less what was given back
+  OneLane compute_, exchanges_;  // what was given back
   std::vector<int> offloads_;
   std::vector<Amounts> gone_;  // with this many OFFLOADs
   size_t known_ = 0, known_to_reload_ = 0;

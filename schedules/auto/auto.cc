@@ -292,6 +292,8 @@ class AutoSearch {
 
   /// Replaces the order of the plan by one that is as long without noise and shorter with it.
   void Steady(Plan* plan) {
+    // An order of a search has no R and no copies.
+    if (RecomputedCells(*plan).any() || OffloadedCells(*plan).any()) return;
     Candidate candidate{Placement::kAny, asked_, FrameOf(*plan)};
     candidate.spec.costs = *plan->costs;
     candidate.spec.memory_limit = plan->provenance->memory_limit;

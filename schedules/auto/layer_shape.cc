@@ -265,7 +265,7 @@ class LayerShape : public Shape {
     plan.costs = staged.costs;
     const Time proven = candidate.Bound();
     plan.provenance = ProvenanceOf(candidate, found.from, found.makespan, proven);
-    const Time step = StepTime(plan, staged.costs, staged.memory_limit, staged.search, work_);
+    const Time step = StepTime(plan, staged.costs, staged, staged.memory_limit, work_);
     Offer(partition, {std::move(plan), step});
   }
 

@@ -30,7 +30,9 @@ constexpr Looser kLooser[] = {{4, 8}, {6, 16}, {8, 16}, {16, 16}};
 }  // namespace
 
 OffloadSearch::OffloadSearch(const Candidate& candidate)
-    : candidate_(candidate), freely_(candidate.spec.offload.choice == Offload::Choice::kAuto) {
+    : candidate_(candidate),
+      freely_(candidate.spec.offload.choice == Offload::Choice::kAuto),
+      frame_(candidate.frame) {
   const Spec& spec = candidate.spec;
   CheckHostCost(spec.costs, true);
   bound_ = BoundOfOffloaded(candidate.frame, spec.costs, spec.memory_limit).value;
@@ -56,12 +58,9 @@ bool OffloadSearch::Proves(Time step) const {
 std::optional<FoundPlan> OffloadSearch::Run(SearchWork* work) {
   OfferResidents(work);
   const Spec& spec = candidate_.spec;
-  if (!freely_ || !spec.memory_limit || LongerThanOrder(spec.costs, spec.search)) return best_;
   const bool lists = spec.recompute.choice == Recompute::Choice::kAuto ||
                      spec.recompute.choice == Recompute::Choice::kNone;
-  if (lists && frame_ && !Done()) {
-    OfferListed(work);
-  }
+  if (freely_ && lists && !candidate_.limits.empty() && !Done()) OfferListed(work);
   return best_;
 }
 
@@ -73,7 +72,7 @@ bool OffloadSearch::Offer(Plan plan, const std::string& from, SearchWork* work) 
   const SearchOptions& options = candidate_.spec.search;
   if (best_ && MuchLonger(run.makespan, best_->plan.provenance->makespan)) return false;
   const Time step = LongerThanOrder(costs, options)
-                        ? StepTime(plan, costs, candidate_.spec.memory_limit, options, work)
+                        ? StepTime(plan, costs, candidate_.spec, candidate_.spec.memory_limit, work)
                         : run.makespan;
   if (best_ && step >= best_->step) return false;
   plan.costs = costs;
@@ -93,10 +92,7 @@ void OffloadSearch::OfferResidents(SearchWork* work) {
     std::optional<FoundPlan> found = residents_[i]->Run(&part);
     if (!found) continue;
     const std::string from = found->plan.provenance->from;
-    if (!frame_) {
-      frame_ = found->plan;
-      frame_->programs.clear();
-    }
+    if (!best_) frame_.routes = found->plan.routes;
     Offer(freely_ ? OffloadToFit(found->plan, costs, candidate_.limits)
                   : OffloadStages(found->plan, costs,
                                   StagesToOffload(candidate_.frame.stages, candidate_.spec)),
@@ -109,7 +105,7 @@ void OffloadSearch::OfferListed(SearchWork* work) {
   const CostModel& costs = candidate_.spec.costs;
   const std::string from = "list scheduling with copies";
   work->Enter("offload");
-  Plan listed = SearchOffloadRules(*frame_, costs, candidate_.limits, bound_,
+  Plan listed = SearchOffloadRules(frame_, costs, candidate_.limits, bound_,
                                    candidate_.spec.search.seed, work);
   if (listed.programs.empty()) return;
   // It copies as much as it can. If the same order needs fewer copies, those are taken.

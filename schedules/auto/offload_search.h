@@ -31,7 +31,7 @@ class OffloadSearch : public CandidateSearch {
   Time bound_;
   /// Searches without copies, for the limit and for looser ones.
   std::vector<std::unique_ptr<CandidateSearch>> residents_;
-  std::optional<Plan> frame_;  // routes of a searched plan
+  Plan frame_;  // routes of a searched plan
   std::optional<FoundPlan> best_;
 };
 

@@ -18,14 +18,14 @@ namespace {
 /// The longer of two orders may make the shorter step, with reductions and optimizer steps or taken
 /// apart into components; no published one that fits may.
 void PreferShorterSteps(const SearchProblem& problem, const std::vector<Plan>& published,
-                        const SearchOptions& options, SearchWork* work, FoundPlan* found) {
-  if (!LongerThanOrder(problem.costs, options)) return;
+                        const Spec& spec, SearchWork* work, FoundPlan* found) {
+  if (!LongerThanOrder(problem.costs, spec.search)) return;
   for (const Plan& plan : published) {
     const std::optional<Order> order = ToOrder(problem, plan);
     if (!order) continue;
     const Evaluation alone = Evaluate(problem, *order);
     if (!alone.fits || MuchLonger(alone.makespan, found->plan.provenance->makespan)) continue;
-    const Time step = StepTime(plan, problem.costs, problem.limit, options, work);
+    const Time step = StepTime(plan, problem.costs, spec, spec.memory_limit, work);
     if (step >= found->step) continue;
     found->step = step;
     found->plan.programs = plan.programs;
@@ -125,8 +125,8 @@ FoundPlan OrderSearch::Once(const Candidate& candidate, const Seeds& seeds, Time
   if (SharesStages(best.plan)) best.plan = RenumberMicrobatches(std::move(best.plan));
   best.plan.costs = spec.costs;
   best.plan.provenance = ProvenanceOf(candidate, found->from, found->makespan, *bound);
-  best.step = StepTime(best.plan, spec.costs, spec.memory_limit, spec.search, work);
-  PreferShorterSteps(problem, published, spec.search, work, &best);
+  best.step = StepTime(best.plan, spec.costs, spec, spec.memory_limit, work);
+  PreferShorterSteps(problem, published, spec, work, &best);
   return best;
 }
 

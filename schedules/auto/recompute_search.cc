@@ -133,7 +133,7 @@ void RecomputeSearch::Offer(Plan plan, SearchWork* work, std::optional<FoundPlan
     return;
   }
   const Time step = LongerThanOrder(spec.costs, spec.search)
-                        ? StepTime(plan, spec.costs, spec.memory_limit, spec.search, work)
+                        ? StepTime(plan, spec.costs, spec, spec.memory_limit, work)
                         : run.makespan;
   if (*best && step >= (*best)->step) return;
   const std::string from = plan.provenance ? plan.provenance->from : plan.schedule;

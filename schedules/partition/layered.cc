@@ -75,11 +75,7 @@ Partition PartitionOf(const Schedule& schedule, const Spec& spec, const Plan& fr
       if (known_recompute) order = RecomputeStages(*order, StagesToRecompute(*order, staged));
     }
     if (known_recompute) staged.recompute = {};
-    PartitionWorth result = WorthOf(*order, staged);
-    if (components) {
-      result.step = StepTime(*order, staged.costs, staged.memory_limit, staged.search);
-    }
-    return result;
+    return WorthOf(*order, staged);
   };
   KnownWorths known;
   const auto judge = [&](const Partition& partition) {
@@ -150,6 +146,8 @@ Plan FromPublished(const Schedule& schedule, const Spec& spec, const SearchContr
   const auto offer = [&](const Spec& one, const Partition& partition) {
     return choice.Try([&] { return make(one, partition); });
   };
+  const bool free = !FixedPartition(spec, frame.stages);
+  const Partition even = EvenPartition(layers.layers(), frame.stages);
   // A plan that fits as it is may have another partition than one that is recomputed or goes to the
   // host, and the latter is chosen when no order is known.
   const std::vector<Spec> ways = WithoutAndWith(spec);
@@ -159,12 +157,11 @@ Plan FromPublished(const Schedule& schedule, const Spec& spec, const SearchContr
     partitions.push_back(PartitionOf(schedule, one, frame, &layers));
     possible = offer(one, partitions.back());
   }
-  if (HoldsLess(spec) && !FixedPartition(spec, frame.stages)) {
-    const Partition& last = partitions.back();
-    const Partition even = EvenPartition(layers.layers(), frame.stages);
+  const Partition& last = partitions.back();
+  if (free && HoldsLess(spec)) {
     if (ways.size() == 1) {
-      // A partition is not judged with what runs again, so one that ignores it, and one for which
-      // nothing needs to, may do better.
+      // A partition that ignores what runs again, and one for which nothing needs to, may do
+      // better.
       Spec plain = spec;
       plain.recompute = {};
       plain.offload = {};
@@ -183,18 +180,16 @@ Plan FromPublished(const Schedule& schedule, const Spec& spec, const SearchContr
       offer(ways.front(), last);
     }
     if (even != last) possible |= offer(spec, even);
-  } else if (spec.search.components && !FixedPartition(spec, frame.stages)) {
+  } else if (free && spec.search.components && even != last) {
     // Partitions are judged as chunks first.
-    const Partition even = EvenPartition(layers.layers(), frame.stages);
-    if (even != partitions.back()) offer(spec, even);
+    offer(spec, even);
   }
   if (spec.recompute.choice == Recompute::Choice::kAuto && !choice.fits()) {
     // The least memory of all, on a partition of its own.
     Spec full = spec;
     full.recompute = {.choice = Recompute::Choice::kFull};
     choice.Try([&] { return FromPublished(schedule, full, control); });
-  } else if (HoldsLess(spec) && choice.any() && !choice.fits() && CountsBytes(spec.costs)) {
-    // A partition is judged without what R and copies make of its order.
+  } else if (free && HoldsLess(spec) && CountsBytes(spec.costs) && choice.any() && !choice.fits()) {
     const PartitionJudge made = [&](const Partition& partition) {
       PartitionWorth worth = kImpossible;
       choice.Attempt([&] {

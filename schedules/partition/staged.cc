@@ -96,8 +96,8 @@ std::vector<int64_t> TotalOfRanks(const Plan& plan, const CostModel& costs) {
 PartitionWorth WorthOf(const Plan& plan, const Spec& staged) {
   const Simulation simulation = Simulate(plan, staged.costs, Keep::kFigures);
   PartitionWorth worth = {0, simulation.makespan, std::ranges::max(staged.costs.partition)};
-  if (HasEpilogue(staged.costs)) {
-    worth.step = StepTime(plan, staged.costs, staged.memory_limit, {});
+  if (LongerThanOrder(staged.costs, staged.search)) {
+    worth.step = StepTime(plan, staged.costs, staged, staged.memory_limit);
   }
   const bool plain = !HoldsLess(staged);
   if (const std::vector<int64_t> devices = DevicesOf(staged); !devices.empty()) {

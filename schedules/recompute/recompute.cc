@@ -237,7 +237,7 @@ class Variants {
       }
       if (longer(run.makespan)) return std::nullopt;
       const Time step = LongerThanOrder(costs, spec_.search)
-                            ? StepTime(plan, costs, spec_.memory_limit, spec_.search, work_)
+                            ? StepTime(plan, costs, spec_, spec_.memory_limit, work_)
                             : run.makespan;
       return Best{std::move(plan), {0, step}, run.makespan};
     }

@@ -241,12 +241,17 @@ void RequireBytes(const Spec& spec, const CostModel& costs) {
 }
 
 std::vector<int64_t> LimitsOfRanks(const Plan& frame, const Spec& spec) {
-  RequireBytes(spec, spec.costs);
+  return LimitsOfRanks(frame, spec.costs, spec, spec.memory_limit);
+}
+
+std::vector<int64_t> LimitsOfRanks(const Plan& frame, const CostModel& costs, const Spec& spec,
+                                   std::optional<int64_t> limit) {
+  RequireBytes(spec, costs);
   const std::vector<int64_t> devices = DevicesOf(spec);
   std::vector<int64_t> limits;
-  if (spec.memory_limit) limits.assign(static_cast<size_t>(frame.ranks), *spec.memory_limit);
+  if (limit) limits.assign(static_cast<size_t>(frame.ranks), *limit);
   if (devices.empty()) return limits;
-  const std::vector<int64_t> rooms = RoomForActivations(frame, spec.costs, devices);
+  const std::vector<int64_t> rooms = RoomForActivations(frame, costs, devices);
   limits.resize(rooms.size(), INT64_MAX);
   for (size_t r = 0; r < rooms.size(); ++r) {
     limits[r] = std::max<int64_t>(1, std::min(limits[r], rooms[r]));

@@ -72,6 +72,9 @@ void RequireBytes(const Spec& spec, const CostModel& costs);
 /// spec and the room that its device leaves for activations, no less than 1. Empty where there is
 /// neither. Throws Error if the costs do not say what activations take.
 std::vector<int64_t> LimitsOfRanks(const Plan& frame, const Spec& spec);
+/// The same with the costs of the stages and the memory limit of a plan.
+std::vector<int64_t> LimitsOfRanks(const Plan& frame, const CostModel& costs, const Spec& spec,
+                                   std::optional<int64_t> limit);
 
 /// Maximum length of the text on the origin of an order; longer ones are cut.
 inline constexpr size_t kMaxFrom = 160;

@@ -11,7 +11,7 @@ Worth WorthOfPlan(const Plan& plan, const Spec& spec) {
   const CostModel& costs = plan.costs ? *plan.costs : spec.costs;
   const std::optional<int64_t> limit =
       plan.provenance ? plan.provenance->memory_limit : spec.memory_limit;
-  return {ExcessMemory(plan, costs, spec), StepTime(plan, costs, limit, spec.search)};
+  return {ExcessMemory(plan, costs, spec), StepTime(plan, costs, spec, limit)};
 }
 
 bool Incumbent::Offer(Plan plan) {

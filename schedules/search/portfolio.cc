@@ -117,17 +117,17 @@ bool LongerThanOrder(const CostModel& costs, const SearchOptions& options) {
   return HasEpilogue(costs) || ByComponents(costs, options);
 }
 
-Time StepTime(const Plan& plan, const CostModel& given, std::optional<int64_t> limit,
-              const SearchOptions& options, SearchWork* work) {
+Time StepTime(const Plan& plan, const CostModel& given, const Spec& spec,
+              std::optional<int64_t> limit, SearchWork* work) {
   std::optional<CostModel> scaled;
   if (given.ring) scaled = AtReplicas(given, plan);
   const CostModel& costs = scaled ? *scaled : given;
-  if (!LongerThanOrder(costs, options)) return Simulate(plan, costs).makespan;
-  const bool components = ByComponents(costs, options);
-  const LowerOptions lower = {.target = components ? Level::kComponent : Level::kComm,
-                              .overlap = costs.derived.value_or(Overlap::kAll),
-                              .memory_limit = limit,
-                              .verify = false};
+  if (!LongerThanOrder(costs, spec.search)) return Simulate(plan, costs).makespan;
+  const bool components = ByComponents(costs, spec.search);
+  LowerOptions lower = {.target = components ? Level::kComponent : Level::kComm,
+                        .overlap = costs.derived.value_or(Overlap::kAll),
+                        .verify = false};
+  if (components) lower.limits = LimitsOfRanks(plan, costs, spec, limit);
   const Plan lowered = Lower(plan, costs, lower);
   if (work != nullptr) {
     work->Spend((components ? kWorkOfLowered : kWorkOfComm) * InstructionCount(lowered));

@@ -37,10 +37,10 @@ bool ByComponents(const CostModel& costs, const SearchOptions& options);
 bool LongerThanOrder(const CostModel& costs, const SearchOptions& options);
 
 /// How long a step of this compute order takes: all of it that belongs to a step, of components
-/// that overlap within `limit` if they are asked for and the costs have some. `work` counts the
-/// latter, which take long.
-Time StepTime(const Plan& plan, const CostModel& costs, std::optional<int64_t> limit,
-              const SearchOptions& options, SearchWork* work = nullptr);
+/// that overlap within `limit` and the devices of the spec if it asks for them and the costs have
+/// some. `work` counts the latter, which take long.
+Time StepTime(const Plan& plan, const CostModel& costs, const Spec& spec,
+              std::optional<int64_t> limit, SearchWork* work = nullptr);
 
 /// True if an order is too long for overlap of components to make up for it.
 inline bool MuchLonger(Time order, Time other) { return order > other + other / 8; }

@@ -75,7 +75,7 @@ TEST_SUITE("property") {
     for (int round = 0; round < CasesToDraw(300); ++round) {
       const CommCase c = DrawCase(&random, round, Overlap::kPublished);
       CAPTURES(c.plan.schedule, round);
-      const Plan plan = ExpandComponents(c.plan, c.costs, Overlap::kPublished, std::nullopt);
+      const Plan plan = ExpandComponents(c.plan, c.costs, Overlap::kPublished, {});
       const Simulation chunks = Simulate(c.plan, c.costs);
       const Simulation components = Simulate(plan, c.costs);
       // REDUCE has a lane of its own here, and need not keep the chunks after it waiting.
@@ -100,7 +100,7 @@ TEST_SUITE("property") {
         spec.costs.microbatch_scale.push_back(std::uniform_int_distribution<int>(1, 4)(random));
       }
       const Plan plan = InsertCommunication(GeneratePlan(spec), spec.costs);
-      const Plan shared = ExpandComponents(plan, spec.costs, Overlap::kPublished, std::nullopt);
+      const Plan shared = ExpandComponents(plan, spec.costs, Overlap::kPublished, {});
       CHECK(Simulate(shared, spec.costs).makespan == Simulate(plan, spec.costs).makespan);
     }
   }
@@ -113,9 +113,9 @@ TEST_SUITE("property") {
     for (int round = 0; round < kRounds; ++round) {
       const CommCase c = DrawCase(&random, round, Overlap::kAll);
       CAPTURES(c.plan.schedule, round);
-      const Plan serial = ExpandComponents(c.plan, c.costs, Overlap::kPublished, std::nullopt);
-      const Plan shared = ExpandComponents(c.plan, c.costs, Overlap::kAll, std::nullopt);
-      CHECK(shared == ExpandComponents(c.plan, c.costs, Overlap::kAll, std::nullopt));
+      const Plan serial = ExpandComponents(c.plan, c.costs, Overlap::kPublished, {});
+      const Plan shared = ExpandComponents(c.plan, c.costs, Overlap::kAll, {});
+      CHECK(shared == ExpandComponents(c.plan, c.costs, Overlap::kAll, {}));
       const Simulation before = Simulate(serial, c.costs), after = Simulate(shared, c.costs);
       CHECK(after.makespan <= before.makespan);
       faster += after.makespan < before.makespan;
@@ -142,11 +142,14 @@ TEST_SUITE("property") {
       const CommCase c = DrawCase(&random, round, Overlap::kAll);
       CAPTURES(c.plan.schedule, round);
       const int least = MostActivations(Simulate(c.plan, c.costs));
-      const Plan own = ExpandComponents(c.plan, c.costs, Overlap::kAll, std::nullopt);
+      const auto all_of = [&](int64_t limit) {
+        return std::vector<int64_t>(c.plan.programs.size(), limit);
+      };
+      const Plan own = ExpandComponents(c.plan, c.costs, Overlap::kAll, {});
       const Simulation before = Simulate(own, c.costs);
       CHECK(MostActivations(before) <= least);
-      CHECK(own == ExpandComponents(c.plan, c.costs, Overlap::kAll, least));
-      const Plan more = ExpandComponents(c.plan, c.costs, Overlap::kAll, 2 * least);
+      CHECK(own == ExpandComponents(c.plan, c.costs, Overlap::kAll, all_of(least)));
+      const Plan more = ExpandComponents(c.plan, c.costs, Overlap::kAll, all_of(2 * least));
       const Simulation after = Simulate(more, c.costs);
       CHECK(MostActivations(after) <= 2 * least);
       // Within the hundredth that memory is worth.
@@ -165,7 +168,7 @@ TEST_SUITE("property") {
       ChunkShapes shapes(c.costs, false);
       const int own = MostActivations(Simulate(c.plan, c.costs));
       const std::vector<int> most(c.plan.programs.size(), own);
-      const Plan plan = ExpandComponents(c.plan, c.costs, Overlap::kAll, std::nullopt);
+      const Plan plan = ExpandComponents(c.plan, c.costs, Overlap::kAll, {});
       const Time made = Simulate(plan, c.costs).makespan;
       for (const LanePolicy& policy :
            {LanePolicy{.window = 1}, LanePolicy{.window = 2, .free_order = true},
@@ -197,7 +200,7 @@ TEST_SUITE("unit") {
       return s;
     }();
     const Plan plan = ExpandComponents(InsertCommunication(GeneratePlan(spec), spec.costs),
-                                       spec.costs, Overlap::kAll, std::nullopt);
+                                       spec.costs, Overlap::kAll, {});
     const Simulation simulation = Simulate(plan, spec.costs);
     int early = 0, sends = 0;
     for (size_t r = 0; r < plan.programs.size(); ++r) {

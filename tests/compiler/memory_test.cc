@@ -11,6 +11,7 @@
 #include "compiler/plan/value.h"
 #include "compiler/simulate/simulate.h"
 #include "compiler/verify/verify.h"
+#include "schedules/compile.h"
 #include "schedules/registry.h"
 #include "tests/support/failure.h"
 #include "tests/support/support.h"
@@ -199,6 +200,45 @@ TEST_SUITE("unit") {
 }
 
 TEST_SUITE("property") {
+  TEST_CASE("components: no durations make a rank hold more than its peak, with R or without") {
+    std::mt19937_64 random(67);
+    int reached = 0, cases = 0;
+    for (int round = 0; round < CasesToDraw(150); ++round) {
+      const Overlap overlap = round % 2 == 0 ? Overlap::kAll : Overlap::kPublished;
+      const int ranks = 1 + static_cast<int>(random() % 4);
+      Spec spec = MakeSpec(random() % 2 == 0 ? "1f1b" : "zb-1p", ranks, 2 * ranks,
+                           RandomMoeCosts(&random, 3, overlap));
+      spec.costs.memory = MemoryCost{.activation_bytes = 90 + static_cast<int64_t>(random() % 90),
+                                     .w_stash_bytes = static_cast<int64_t>(random() % 50),
+                                     .input_bytes = static_cast<int64_t>(random() % 50)};
+      spec.recompute.choice =
+          random() % 4 == 0 ? Recompute::Choice::kNone : Recompute::Choice::kFull;
+      const Plan plan = Compile(spec, {.level = Level::kComponent, .overlap = overlap});
+      CostModel other = *plan.costs;
+      for (const ComponentCost& component : kComponentCosts) {
+        for (Time& time : (*other.moe.*component.times)) {
+          time *= 1 + static_cast<Time>(random() % 20);
+        }
+      }
+      const std::vector<MemoryFigures> figures = MemoryOf(plan, other);
+      const Simulation simulation = Simulate(plan, other);
+      const RecomputedCells recomputed(plan);
+      for (int r = 0; r < ranks; ++r) {
+        CAPTURES(round, r);
+        int64_t most = 0;
+        for (const Held& held : HeldOverTime(plan, other, recomputed, simulation.timeline, r)) {
+          most = std::max(most, held.bytes);
+        }
+        const int64_t peak = figures[static_cast<size_t>(r)].peak;
+        CHECK(most <= peak);
+        CHECK(peak == simulation.ranks[static_cast<size_t>(r)].peak_bytes);
+        reached += most == peak;
+        ++cases;
+      }
+    }
+    CHECK(reached > cases / 2);
+  }
+
   TEST_CASE("the peak is the simulated one and reached where it says") {
     std::mt19937_64 random(61);
     for (Spec& spec : RandomSpecs(&random, 60, 6, 10)) {

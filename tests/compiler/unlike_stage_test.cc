@@ -57,8 +57,8 @@ TEST_SUITE("property") {
     for (int round = 0; round < CasesToDraw(120); ++round) {
       const CommCase c = DrawCase(&random, round, Overlap::kAll);
       CAPTURES(c.plan.schedule, round);
-      const Plan serial = ExpandComponents(c.plan, c.costs, Overlap::kPublished, std::nullopt);
-      const Plan shared = ExpandComponents(c.plan, c.costs, Overlap::kAll, std::nullopt);
+      const Plan serial = ExpandComponents(c.plan, c.costs, Overlap::kPublished, {});
+      const Plan shared = ExpandComponents(c.plan, c.costs, Overlap::kAll, {});
       CHECK(FindingsText(serial) == "");
       CHECK(FindingsText(shared) == "");
       unlike += shared.stage_layers.empty() ? 0 : 1;
@@ -94,7 +94,7 @@ TEST_SUITE("property") {
       const CommCase c = DrawCase(&random, round, Overlap::kPublished);
       CAPTURES(c.plan.schedule, round);
       if (HasPairs(c.plan)) continue;
-      const Plan plan = ExpandComponents(c.plan, c.costs, Overlap::kPublished, std::nullopt);
+      const Plan plan = ExpandComponents(c.plan, c.costs, Overlap::kPublished, {});
       const Simulation chunks = Simulate(c.plan, c.costs), parts = Simulate(plan, c.costs);
       CHECK(parts.makespan <= chunks.makespan);
       bool alone = true;

@@ -224,6 +224,37 @@ TEST_SUITE("property") {
 }
 
 TEST_SUITE("unit") {
+  TEST_CASE("components overlap no further than each device has room") {
+    std::mt19937_64 random(71);
+    int compiled = 0;
+    for (int round = 0; round < CasesToDraw(30); ++round) {
+      const int ranks = 2 + static_cast<int>(random() % 3);
+      Spec spec = MakeSpec(round % 2 == 0 ? "auto" : "1f1b", ranks, 2 * ranks,
+                           RandomMoeCosts(&random, 2, Overlap::kAll));
+      spec.costs.memory = MemoryCost{.activation_bytes = 100, .w_stash_bytes = 20};
+      for (int s = 0; s < ranks; ++s) {
+        spec.costs.memory->parameter_bytes.push_back(static_cast<int64_t>(random() % 200));
+      }
+      spec.search.placement = Placement::kLinear;
+      spec.search.budget = 2'000'000;
+      spec.device_memory = 100 * (ranks + 1) + static_cast<int64_t>(random() % 200);
+      if (round % 3 == 0) spec.memory_limit = 200 * ranks;
+      try {
+        const Plan plan = Compile(spec, {.level = Level::kComponent});
+        CAPTURE(round);
+        for (const MemoryFigures& rank : MemoryOf(plan, *plan.costs)) {
+          CHECK(rank.total() <= *spec.device_memory);
+        }
+        ++compiled;
+      } catch (const InternalError&) {
+        throw;
+      } catch (const Error&) {
+        // Its parameters are too many.
+      }
+    }
+    CHECK(compiled > CasesToDraw(30) / 2);
+  }
+
   TEST_CASE("compare shows what does not fit a device, and does not advise it") {
     CostModel costs = UniformCosts(4, 4, 4);
     costs.memory = {.activation_bytes = 10, .w_stash_bytes = 4, .parameter_bytes = {100}};

@@ -49,8 +49,7 @@ TEST_SUITE("property") {
           CHECK(!last);
           continue;
         }
-        const Time step =
-            StepTime(*plan, *plan->costs, plan->provenance->memory_limit, spec.search);
+        const Time step = StepTime(*plan, *plan->costs, spec, plan->provenance->memory_limit);
         CHECK(plan->provenance->budget == budget);
         if (last) {
           CHECK(step <= *last);
@@ -81,7 +80,7 @@ TEST_SUITE("property") {
       const auto step = [&](std::optional<int64_t> limit) {
         spec.memory_limit = limit;
         const Plan plan = GeneratePlan(spec);
-        return StepTime(plan, *plan.costs, plan.provenance->memory_limit, spec.search);
+        return StepTime(plan, *plan.costs, spec, plan.provenance->memory_limit);
       };
       const MemoryLimit unit(costs);
       const int64_t one = unit.bytes() ? costs.memory->ActivationOfAll(ranks) : ranks;

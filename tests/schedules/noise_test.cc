@@ -154,6 +154,33 @@ TEST_SUITE("property") {
           ExpectedMakespan(problem, best.order, 0.1, 77, 60));
   }
 
+  TEST_CASE("with noise, too, plans that run again or copy are sound and fit") {
+    int held_less = 0;
+    for (const double limit : {0.5, 0.6, 0.75}) {
+      for (const bool offload : {false, true}) {
+        Spec spec = MakeSpec("auto", 3, 5, UniformCosts(6, 1, 1));
+        spec.costs.memory =
+            MemoryCost{.activation_bytes = 60, .w_stash_bytes = 20, .input_bytes = 5};
+        spec.costs.host = HostCost{.latency = 5};
+        if (offload) {
+          spec.offload.choice = Offload::Choice::kAuto;
+        } else {
+          spec.recompute.choice = Recompute::Choice::kAuto;
+        }
+        spec.memory_limit = static_cast<int64_t>(limit * 180);
+        spec.search.budget = 10'000'000;
+        spec.search.noise = 0.1;
+        const Plan plan = Compile(spec);
+        CAPTURES(limit, offload);
+        for (const RankFigures& rank : Simulate(plan, spec.costs).ranks) {
+          CHECK(rank.peak_bytes <= *spec.memory_limit);
+        }
+        held_less += RecomputedCells(plan).any() || OffloadedCells(plan).any();
+      }
+    }
+    CHECK(held_less >= 4);
+  }
+
   TEST_CASE("a search that expects noise is as short without and shorter with it") {
     double before = 0, after = 0;
     for (const auto& [f, b, w, hop] :

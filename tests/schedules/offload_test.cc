@@ -160,6 +160,28 @@ TEST_SUITE("unit") {
     CHECK(MemoryOf(after, *plan.costs)[0].peak == 20);
   }
 
+  TEST_CASE(
+      "offload: an optimizer step keeps no plan from fitting, nor does a device for a limit") {
+    Spec spec = MakeSpec("auto", 2, 4, UniformCosts(1000, 1000, 1000));
+    spec.costs.memory = MemoryCost{.activation_bytes = 100, .w_stash_bytes = 98};
+    spec.costs.host = HostCost{.latency = 1000};
+    spec.search.placement = Placement::kV;
+    spec.search.budget = 5'000'000;
+    spec.offload = {.choice = Offload::Choice::kAuto};
+    spec.memory_limit = 60;
+    const Plan plain = Compile(spec);
+    spec.costs.stages.front().step = 1000;
+    const Plan with_step = Compile(spec);
+    CHECK(with_step.provenance->makespan == plain.provenance->makespan + 1000);
+    CHECK(PeakOf(with_step, *with_step.costs) <= 60);
+    spec.memory_limit.reset();
+    spec.costs.memory->parameter_bytes = {0};
+    spec.device_memory = 60;
+    const Plan on_device = Compile(spec);
+    CHECK(on_device.provenance->makespan <= with_step.provenance->makespan);
+    CHECK(PeakOf(on_device, *on_device.costs) <= 60);
+  }
+
   TEST_CASE("offload: limits without bytes hold for stages that are listed, cut and merged") {
     Spec spec = MakeSpec("auto", 4, 8, UniformCosts(1, 1, 1));
     spec.costs.stages.assign(8, spec.costs.stages.front());

@@ -203,6 +203,12 @@ TEST_SUITE("unit") {
     CHECK(plan.costs->LayersIn(1) == 3);
     CHECK(plan.costs->Duration(RecomputeOp(1, 0, {RecomputePart::kFull, 2})) == 20);
     CHECK(BytesOfCell(*plan.costs, 1, true, {RecomputePart::kFull, 2}).input == 110);
+    // One stage of all layers has an input, too.
+    Spec alone = spec;
+    alone.schedule = "auto", alone.ranks = 1, alone.partition = {};
+    alone.recompute = ParseRecompute("auto");
+    alone.memory_limit = 900;
+    CHECK(BytesOfCell(*Compile(alone).costs, 0, true, {}).input == 10);
     // An extent that no instruction goes by is not in the plan.
     spec.recompute = {};
     CHECK(Compile(spec).costs->shares.empty());

@@ -55,8 +55,7 @@ int Import(const ImportOptions& options) {
   } else {
     if (has_messages) plan = WithoutMessages(std::move(plan));
     RequireSound(plan, place);
-    const LowerOptions lower = {
-        .target = level, .overlap = OverlapOf(options.costs, costs), .memory_limit = {}};
+    const LowerOptions lower = {.target = level, .overlap = OverlapOf(options.costs, costs)};
     plan = Lower(std::move(plan), costs, lower);
     said += has_messages ? "its messages are dropped" : "has no messages";
     said += level == Level::kCompute ? "" : "; made " + FormatCount(MessageCount(plan));

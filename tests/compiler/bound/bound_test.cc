@@ -52,7 +52,7 @@ CostModel TwoCosts(int layers, Time c, Time x) {
 
 Plan Components(const Spec& spec) {
   return ExpandComponents(InsertCommunication(GeneratePlan(spec), spec.costs), spec.costs,
-                          Overlap::kAll, std::nullopt);
+                          Overlap::kAll, {});
 }
 
 TEST_SUITE("property") {
@@ -67,7 +67,8 @@ TEST_SUITE("property") {
       CAPTURES(round, chunks.schedule);
       CHECK(LowerBound(chunks, costs) <= Simulate(chunks, costs).makespan);
       // Memory enough that it is not what keeps a plan from its bound.
-      const Plan plan = ExpandComponents(chunks, costs, overlap, int64_t{1} << 40);
+      const Plan plan = ExpandComponents(
+          chunks, costs, overlap, std::vector<int64_t>(chunks.programs.size(), int64_t{1} << 40));
       const Time makespan = Simulate(plan, costs).makespan;
       const Time bound = LowerBound(plan, costs);
       CHECK(bound <= makespan);
@@ -119,7 +120,7 @@ TEST_SUITE("unit") {
     CHECK(LowerBound(plan, costs) == 2 * 64 + 3 + 2 * 7);
     // Two stages of one rank: no hop between them.
     plan = PlanFromText("route 0 0 : 0\nrank\n F s0 m0\n F s1 m0\n BW s1 m0\n BW s0 m0\n");
-    plan = ExpandComponents(InsertCommunication(plan, costs), costs, Overlap::kAll, std::nullopt);
+    plan = ExpandComponents(InsertCommunication(plan, costs), costs, Overlap::kAll, {});
     CHECK(LowerBound(plan, costs) == 2 * 64 + 3);
     // Many micro-batches: the all-to-all lane of the last rank is never idle, but for the forward
     // of stage 0 and its own first attention, and its last attention gradient and the way back.
@@ -263,8 +264,8 @@ TEST_SUITE("unit") {
         text[text.rfind('#')] = *s;
       }
     }
-    const Plan plan = ExpandComponents(InsertCommunication(PlanFromText(text), costs), costs,
-                                       Overlap::kAll, std::nullopt);
+    const Plan plan =
+        ExpandComponents(InsertCommunication(PlanFromText(text), costs), costs, Overlap::kAll, {});
     const Simulation simulation = Simulate(plan, costs);
     CHECK(simulation.ranks[0].peak_activations == 3);
     CHECK(ProveBound(plan, costs, 3).value <= simulation.makespan);

@@ -222,7 +222,7 @@ class MemoryWalk {
   const bool lanes_;
   Lives lives_;
   Amounts held_;                 // taken; without lanes, less what was given back
-  OneLane compute_, exchanges_;  // what was given back
+  OneLane compute_, exchanges_;  // given back
   std::vector<int> offloads_;
   std::vector<Amounts> gone_;  // with this many OFFLOADs
   size_t known_ = 0, known_to_reload_ = 0;

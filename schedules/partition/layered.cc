@@ -57,7 +57,7 @@ Partition PartitionOf(const Schedule& schedule, const Spec& spec, const Plan& fr
   const int stages = schedule.stages(spec);
   if (std::optional<Partition> fixed = FixedPartition(spec, stages)) return *fixed;
   std::optional<Plan> order;
-  // Where the spec names what runs again, partitions are judged with it.
+  // Partitions are judged with what runs again, if the spec names it.
   using Choice = Recompute::Choice;
   const Choice recompute = spec.recompute.choice;
   const bool known_recompute = (recompute == Choice::kFull || recompute == Choice::kStages) &&

@@ -239,7 +239,9 @@ Plan Compile(Spec spec, const CompileOptions& options) {
   }
   const bool layers =
       HasComponents(spec.costs.layers) && (options.level == Level::kComponent || values);
-  spec.search.components = options.level >= Level::kComponent && (spec.costs.moe || layers);
+  if (options.level >= Level::kComponent && (spec.costs.moe || layers)) {
+    spec.search.components = overlap;
+  }
   // A chunk has one slot for all that it holds, and no values of what runs again alone.
   const bool opaque = options.level == Level::kBuffer && !spec.search.components;
   if (opaque && spec.recompute.choice == Recompute::Choice::kAuto) {
@@ -258,7 +260,7 @@ Plan Compile(Spec spec, const CompileOptions& options) {
   // A searched plan may have other stages than the costs: then it brings its own, and its limit.
   CostModel costs = AtReplicas(plan.costs ? *plan.costs : spec.costs, plan);
   // The stages were made from the layers of a model, so the file does not need the layers.
-  if (!costs.partition.empty()) LeaveOutUnused(plan, spec.search.components, &costs);
+  if (!costs.partition.empty()) LeaveOutUnused(plan, spec.search.components.has_value(), &costs);
   // On a device its limit is what the fullest rank leaves; others may hold more.
   const bool searched = plan.provenance && plan.provenance->memory_limit && DevicesOf(spec).empty();
   const std::optional<int64_t> limit = searched ? plan.provenance->memory_limit : spec.memory_limit;

@@ -36,9 +36,9 @@ struct SearchOptions {
   Placement placement = Placement::kAny;
   int64_t budget = 2'000'000'000;  ///< of the whole search: nanoseconds on a machine of 2024, about
   uint64_t seed = 0;
-  /// If true, candidates and published orders are compared by component-level time, otherwise by
-  /// chunk time.
-  bool components = false;
+  /// Candidates and published orders are compared by component-level time with this overlap; unset:
+  /// by chunk time.
+  std::optional<Overlap> components = {};
   double noise = 0;  ///< standard deviation of each duration, relative; 0: none is assumed
   /// The search ends once the step is longer than its bound by no more than this share of it.
   double until = 0;

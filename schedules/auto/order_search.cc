@@ -37,8 +37,7 @@ void PreferShorterSteps(const SearchProblem& problem, const std::vector<Plan>& p
 /// True where the components of neighbouring chunks share lanes, so that an order takes another
 /// time than its chunks one after another.
 bool SharesLanes(const Spec& spec) {
-  return ByComponents(spec.costs, spec.search) &&
-         spec.costs.derived.value_or(Overlap::kAll) == Overlap::kAll;
+  return ByComponents(spec.costs, spec.search) && spec.search.components == Overlap::kAll;
 }
 
 /// Share of the work of a small candidate for its other searches, before all of its schedules are

@@ -73,7 +73,7 @@ Spec StagedChunks(const Spec& spec, const Plan& frame, LayerStages* layers,
   Spec staged = spec;
   staged.costs = OnRanks(ChunkCosts(spec, layers, partition), frame);
   staged.partition = {};
-  staged.search.components = false;
+  staged.search.components.reset();
   return staged;
 }
 

@@ -127,7 +127,7 @@ Spec Fused(const Spec& spec, int stages) {
   Spec fused = spec;
   fused.recompute = {};
   // Components have no R in their backward.
-  fused.search.components = false;
+  fused.search.components.reset();
   const std::vector<RecomputedStage> chosen = MostRecomputed(stages, spec);
   const bool all = spec.recompute.choice != Recompute::Choice::kStages;
   bool pairs = false;

@@ -125,7 +125,7 @@ Time StepTime(const Plan& plan, const CostModel& given, const Spec& spec,
   if (!LongerThanOrder(costs, spec.search)) return Simulate(plan, costs).makespan;
   const bool components = ByComponents(costs, spec.search);
   LowerOptions lower = {.target = components ? Level::kComponent : Level::kComm,
-                        .overlap = costs.derived.value_or(Overlap::kAll),
+                        .overlap = spec.search.components.value_or(Overlap::kAll),
                         .verify = false};
   if (components) lower.limits = LimitsOfRanks(plan, costs, spec, limit);
   const Plan lowered = Lower(plan, costs, lower);

@@ -44,7 +44,7 @@ TEST_SUITE("unit") {
     Spec spec = LayeredSpec("1f1b");
     CHECK(made.Get(spec, make).stages == 1);
     CHECK(made.Get(spec, make).stages == 1);
-    spec.search.components = true;
+    spec.search.components = Overlap::kAll;
     CHECK(made.Get(spec, make).stages == 2);
     spec.costs.layers[0].cost.f += 1;
     CHECK(made.Get(spec, make).stages == 3);

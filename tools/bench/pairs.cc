@@ -44,7 +44,10 @@ void Measure(Spec spec, Overlap overlap, const BenchOptions& options, BenchTable
     add("compute", Simulate(published, spec.costs).makespan, found->makespan, floor);
     return;
   }
-  const LowerOptions lower = {.target = Level::kComponent, .overlap = overlap, .limits = std::vector<int64_t>(static_cast<size_t>(spec.ranks), limit)};
+  const LowerOptions lower = {
+      .target = Level::kComponent,
+      .overlap = overlap,
+      .limits = std::vector<int64_t>(static_cast<size_t>(spec.ranks), limit)};
   const Plan plan = Lower(ToPlan(problem, found->order), spec.costs, lower);
   const Time before = Simulate(Lower(published, spec.costs, lower), spec.costs).makespan;
   // `auto` takes the published order where that is shorter as components.

@@ -276,7 +276,8 @@ std::string Gains(const CompareRow& taken, const std::vector<const CompareRow*>&
 
 /// Returns its memory as a multiple of 1F1B's.
 std::string Price(const CompareRow& taken, const CompareRow* one_f_one_b) {
-  const double gap = taken.report->gap();
+  const Report& report = *taken.report;
+  const double gap = report.any_partition ? report.gap_to_any_partition() : report.gap();
   std::string text = gap > 0
                          ? "at most " + FormatPercent(gap) + " above the best of its placement; "
                          : "no order of its placement is shorter; ";

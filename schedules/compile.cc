@@ -230,6 +230,8 @@ Plan Compile(Spec spec, const CompileOptions& options) {
   spec = WithStages(std::move(spec));
   if (!spec.costs.layers.empty()) spec.costs.derived = overlap;
   CheckPart(spec, options.level);
+  const bool components = spec.costs.components() || HasComponents(spec.costs.layers);
+  if (options.level == Level::kComponent && !components) RefuseComponents();
   // Without bytes of their values, alike of all, layers are opaque in memory.
   const bool values = spec.costs.memory && !spec.costs.memory->values.empty();
   if (options.level == Level::kBuffer && !values) {

@@ -43,6 +43,12 @@ std::vector<std::vector<Mark>> MarksIn(const Plan& plan, std::vector<std::vector
 
 std::span<const std::string_view> PassNames() { return kPasses; }
 
+void RefuseComponents() {
+  throw Error(
+      "level component needs the costs of the components of a layer; give costs with \"moe\", such "
+      "as `costs` deepseek-v3-h800");
+}
+
 Plan Lower(Plan plan, const CostModel& costs, const LowerOptions& options,
            const PassObserver& observer) {
   const Level target = options.target;
@@ -50,11 +56,7 @@ Plan Lower(Plan plan, const CostModel& costs, const LowerOptions& options,
     throw Error("only a plan of level compute can be lowered, this one is of level " +
                 std::string(Name(plan.level)));
   }
-  if (target == Level::kComponent && !costs.components()) {
-    throw Error(
-        "level component needs the costs of the components of a layer; give costs with \"moe\", "
-        "such as `costs` deepseek-v3-h800");
-  }
+  if (target == Level::kComponent && !costs.components()) RefuseComponents();
   CheckCosts(costs, plan.stages, plan.microbatches);
   if (options.verify) {
     const std::vector<Finding> findings = Verify(plan);

@@ -26,6 +26,9 @@ struct LowerOptions {
   bool verify = true;
 };
 
+/// Throws Error: level component needs costs that have components.
+[[noreturn]] void RefuseComponents();
+
 /// The order that is to be lowered is not sound.
 struct UnsoundOrder : Error {
   using Error::Error;

@@ -388,7 +388,10 @@ Plan SearchPlan(const Spec& spec, const SearchControl& control) {
     if (const std::string why_not = RejectPlacement(spec); !why_not.empty()) {
       throw Error(spec.schedule + " " + why_not);
     }
-    if (spec.recompute.choice != Recompute::Choice::kNone) CheckRecomputeLimit(spec);
+    // A free choice without bytes recomputes nothing.
+    using Choice = Recompute::Choice;
+    const Choice recompute = spec.recompute.choice;
+    if (recompute != Choice::kNone && recompute != Choice::kAuto) CheckRecomputeLimit(spec);
     CheckHostCost(spec.costs, spec.offload.choice != Offload::Choice::kNone);
     CheckCosts(spec.costs, CostStages(spec), spec.microbatches);
   }

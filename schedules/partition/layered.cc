@@ -184,23 +184,35 @@ Plan FromPublished(const Schedule& schedule, const Spec& spec, const SearchContr
     // Partitions are judged as chunks first.
     offer(spec, even);
   }
+  // Plans are made whole on more partitions, as chunks: components take long.
+  const auto move_to_fit = [&](Spec one) {
+    one.search.components.reset();
+    Incumbent fitting(one);
+    const PartitionJudge made = [&](const Partition& partition) {
+      PartitionWorth worth = kImpossible;
+      if (control.stopped()) return worth;
+      fitting.Attempt([&] {
+        const Plan plan = make(one, partition);
+        const Worth of_plan = WorthOfPlan(plan, one);
+        worth = {of_plan.excess, of_plan.step, std::ranges::max(partition)};
+        fitting.Offer(plan);
+      });
+      return worth;
+    };
+    ImprovePartition(choice.plan().costs->partition, made, kMostMade);
+    one.search.components = spec.search.components;
+    if (fitting.fits()) possible |= offer(one, fitting.plan().costs->partition);
+  };
+  for (const Spec& one : ways) {
+    const bool least = one.recompute.choice == Recompute::Choice::kAuto;
+    if (!free || least || !HoldsLess(one) || !CountsBytes(spec.costs)) continue;
+    if (choice.any() && !choice.fits()) move_to_fit(one);
+  }
   if (spec.recompute.choice == Recompute::Choice::kAuto && !choice.fits()) {
     // The least memory of all, on a partition of its own.
     Spec full = spec;
     full.recompute = {.choice = Recompute::Choice::kFull};
     choice.Try([&] { return FromPublished(schedule, full, control); });
-  } else if (free && HoldsLess(spec) && CountsBytes(spec.costs) && choice.any() && !choice.fits()) {
-    const PartitionJudge made = [&](const Partition& partition) {
-      PartitionWorth worth = kImpossible;
-      choice.Attempt([&] {
-        const Plan plan = make(spec, partition);
-        const Worth of_plan = WorthOfPlan(plan, spec);
-        worth = {of_plan.excess, of_plan.step, std::ranges::max(partition)};
-        choice.Offer(plan);
-      });
-      return worth;
-    };
-    ImprovePartition(choice.plan().costs->partition, made, kMostMade);
   }
   return choice.Take(possible);
 }

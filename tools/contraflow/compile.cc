@@ -97,8 +97,9 @@ std::string WhatIsLighter(const Spec& spec, const Plan& plan, const CompileOptio
   const double longer =
       static_cast<double>(StepOf(*lighter)) / static_cast<double>(StepOf(plan)) - 1;
   return "contraflow: note: --partition " + FormatPartition(lighter->costs->partition) + " takes " +
-         FormatPercent(longer) + " longer than this plan, and its fullest rank holds " +
-         FormatBytes(FullestRank(*lighter)) + " instead of " + FormatBytes(FullestRank(plan));
+         FormatPercent(std::abs(longer)) + (longer < 0 ? " less" : " longer") +
+         " than this plan, and its fullest rank holds " + FormatBytes(FullestRank(*lighter)) +
+         " instead of " + FormatBytes(FullestRank(plan));
 }
 
 /// True if ranks share the parameters of more stages than they have whole at a time.

@@ -154,6 +154,10 @@ Plan FromPublished(const Schedule& schedule, const Spec& spec, const SearchContr
   std::vector<Partition> partitions;
   bool possible = true;  // as asked for, which comes last
   for (const Spec& one : ways) {
+    if (&one != &ways.back() && HoldsLess(one)) {
+      choice.Try([&] { return PlanOfPublished(schedule, one, control); });
+      continue;
+    }
     partitions.push_back(PartitionOf(schedule, one, frame, &layers));
     possible = offer(one, partitions.back());
   }
@@ -184,35 +188,29 @@ Plan FromPublished(const Schedule& schedule, const Spec& spec, const SearchContr
     // Partitions are judged as chunks first.
     offer(spec, even);
   }
-  // Plans are made whole on more partitions, as chunks: components take long.
-  const auto move_to_fit = [&](Spec one) {
-    one.search.components.reset();
-    Incumbent fitting(one);
+  if (spec.recompute.choice == Recompute::Choice::kAuto && !choice.fits()) {
+    // The least memory of all, on a partition of its own.
+    Spec full = spec;
+    full.recompute = {.choice = Recompute::Choice::kFull};
+    choice.Try([&] { return FromPublished(schedule, full, control); });
+  } else if (free && HoldsLess(spec) && CountsBytes(spec.costs) && choice.any() && !choice.fits()) {
+    // Plans are made whole on more partitions, as chunks: components take long.
+    Spec chunks = spec;
+    chunks.search.components.reset();
+    Incumbent fitting(chunks);
     const PartitionJudge made = [&](const Partition& partition) {
       PartitionWorth worth = kImpossible;
       if (control.stopped()) return worth;
       fitting.Attempt([&] {
-        const Plan plan = make(one, partition);
-        const Worth of_plan = WorthOfPlan(plan, one);
+        const Plan plan = make(chunks, partition);
+        const Worth of_plan = WorthOfPlan(plan, chunks);
         worth = {of_plan.excess, of_plan.step, std::ranges::max(partition)};
         fitting.Offer(plan);
       });
       return worth;
     };
     ImprovePartition(choice.plan().costs->partition, made, kMostMade);
-    one.search.components = spec.search.components;
-    if (fitting.fits()) possible |= offer(one, fitting.plan().costs->partition);
-  };
-  for (const Spec& one : ways) {
-    const bool least = one.recompute.choice == Recompute::Choice::kAuto;
-    if (!free || least || !HoldsLess(one) || !CountsBytes(spec.costs)) continue;
-    if (choice.any() && !choice.fits()) move_to_fit(one);
-  }
-  if (spec.recompute.choice == Recompute::Choice::kAuto && !choice.fits()) {
-    // The least memory of all, on a partition of its own.
-    Spec full = spec;
-    full.recompute = {.choice = Recompute::Choice::kFull};
-    choice.Try([&] { return FromPublished(schedule, full, control); });
+    if (fitting.fits()) possible |= offer(spec, fitting.plan().costs->partition);
   }
   return choice.Take(possible);
 }

@@ -370,6 +370,13 @@ TEST_SUITE("unit") {
     CHECK(Failure([&] { GeneratePlan(spec); }) == refused);
     spec.schedule = "1f1b";
     CHECK(Failure([&] { GeneratePlan(spec); }) == refused);
+    // A free choice recomputes nothing.
+    spec.recompute = {.choice = Choice::kAuto};
+    spec.memory_limit = 4;
+    for (const char* schedule : {"1f1b", "auto"}) {
+      spec.schedule = schedule;
+      CHECK(!RecomputedCells(GeneratePlan(spec)).any());
+    }
   }
 
   TEST_CASE("auto recomputes nothing where that makes no step shorter") {

@@ -288,6 +288,12 @@ TEST_SUITE("property") {
           }
           freed += free && !plain;
         }
+        const std::optional<Time> copied = step(false, true, Kind::kAuto);
+        const std::optional<Time> both = step(true, true, Kind::kAuto);
+        if (copied) {
+          REQUIRE(both);
+          CHECK(*both <= *copied);
+        }
       }
     }
     CHECK(compared > 0);

@@ -31,7 +31,7 @@ class OffloadSearch : public CandidateSearch {
   Time bound_;
   /// Searches without copies, for the limit and for looser ones.
   std::vector<std::unique_ptr<CandidateSearch>> residents_;
-  Plan frame_;  // routes of a searched plan
+  Plan frame_;  // of the candidate, with the routes of the first order found
   std::optional<FoundPlan> best_;
 };
 

@@ -231,8 +231,7 @@ CostModel LayerStages::Of(const std::vector<std::pair<int, int>>& segments) {
   JoinAlike(&made.shares);
   if (messages.empty() && made.comm.bytes == 0) {
     // A stage of all layers sends nothing, but R needs the bytes of its input.
-    for (int i = segments[0].first; i < layers(); ++i) messages.push_back(Layer(i).output_bytes);
-    messages = {std::ranges::max(messages)};
+    messages = {std::ranges::max(costs_.layers, {}, &LayerCost::output_bytes).output_bytes};
   }
   if (!messages.empty() && std::ranges::max(messages) > 0) {
     const int64_t other = made.comm.bytes > 0 ? made.comm.bytes : std::ranges::max(messages);

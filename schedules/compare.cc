@@ -45,7 +45,7 @@ Built Build(Spec spec, const CostModel& costs, const CompareRequest& request, Le
     // Published schedules are shown as they are.
     if (searched) spec.memory_limit = LimitOf1F1B(spec, request.held_by_1f1b);
   } else if (!memory_limit.empty()) {
-    spec.memory_limit = MemoryLimitOf(spec, memory_limit, request.held_by_1f1b);
+    SetMemoryLimit(memory_limit, request.held_by_1f1b, &spec);
   }
   Plan plan = Compile(spec, {.level = level, .control = request.control, .any_device = true});
   std::optional<int64_t> limit = plan.provenance ? std::nullopt : spec.memory_limit;

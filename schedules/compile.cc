@@ -29,6 +29,8 @@ namespace {
 
 /// Chunks of a plan up to which an error is worth another one.
 constexpr int64_t kMostCellsTried = 100'000;
+/// Parts of a stage that a multiple counts: placements of up to 8 chunks divide it.
+constexpr int kPartsOfStage = 840;
 
 /// Returns the number of stages whose activations a limit of the spec counts where it is a number
 /// without bytes: those of the model that costs describe, if the schedule makes its stages of them,
@@ -324,6 +326,14 @@ int64_t MemoryLimitOf(const Spec& spec, const std::string& text, double held_by_
   throw Error("`memory_limit`: has no room for one activation of a stage of " + spec.schedule +
               ", which is " + std::to_string(counted / stages) + " of those that the costs list; " +
               "raise it to " + std::to_string(counted / stages));
+}
+
+void SetMemoryLimit(const std::string& text, double held_by_1f1b, Spec* spec) {
+  spec->memory_limit = MemoryLimitOf(*spec, text, held_by_1f1b);
+  if (text.back() != 'x' || CountsBytes(spec->costs) || spec->schedule != kAuto.name) return;
+  // Each placement rounds once, to activations of its own stages.
+  spec->limit_stages = kPartsOfStage * kAuto.stages(WithStages(*spec));
+  spec->memory_limit = ParseMemoryLimit(text, *spec, spec->limit_stages);
 }
 
 double HeldBy1F1B(Spec spec, MadePlans* made) {

@@ -54,6 +54,10 @@ Spec WithStages(Spec spec);
 /// limit, or the spec is out of range.
 int64_t MemoryLimitOf(const Spec& spec, const std::string& text, double held_by_1f1b = 0);
 
+/// Sets Spec::memory_limit, and limit_stages, as `text` says (MemoryLimitOf). A multiple without
+/// bytes is rounded down for each placement of `auto` by itself. Throws as MemoryLimitOf.
+void SetMemoryLimit(const std::string& text, double held_by_1f1b, Spec* spec);
+
 /// Activations of 1F1B's fullest rank for the model of a spec, without limits, recompute and
 /// offloading: bytes or, where the costs give none, those of a rank's whole share of the model.
 double HeldBy1F1B(Spec spec, MadePlans* made = nullptr);

@@ -95,7 +95,8 @@ std::string RejectShape(const Spec& spec) {
 /// The limit for another number of stages, where it counts activations.
 std::optional<int64_t> LimitOfStages(const Spec& spec, int stages) {
   if (!spec.memory_limit || CountsBytes(spec.costs)) return spec.memory_limit;
-  const int given = FindSchedule(spec.schedule).stages(WithStages(spec));
+  const int own = FindSchedule(spec.schedule).stages(WithStages(spec));
+  const int given = spec.limit_stages > 0 ? spec.limit_stages : own;
   return std::max<int64_t>(1, ActivationsOf(*spec.memory_limit, given, stages));
 }
 
@@ -152,6 +153,7 @@ std::vector<Spec> TargetSpecs(const Spec& spec) {
       made.search = {};
       if (!made.partition) made.partition.emplace();
       made.memory_limit = LimitOfStages(spec, each.schedule->stages(made));
+      made.limit_stages = 0;
       specs.push_back(std::move(made));
     }
   }

@@ -338,7 +338,8 @@ int64_t ParseMemoryLimit(const std::string& text, const Spec& spec, int stages) 
   int64_t layers = 0;
   for (const LayerCost& layer : spec.costs.layers) layers += layer.repeat * layer.activation_bytes;
   if (layers > 0) all = layers;
-  const double limit = std::floor(*factor * static_cast<double>(all));
+  // The double nearest to 0.29 lies below it, and so would 0.29 of 100.
+  const double limit = std::floor(*factor * static_cast<double>(all) * (1 + 1e-15));
   if (limit < 1)
     FailLimit(text, "must leave room for at least one " +
                         std::string(unit.bytes() ? "byte" : "activation"));

@@ -141,6 +141,8 @@ struct Spec {
   /// Bytes of activations a rank may hold. Without activation_bytes in the costs, activations: for
   /// `auto` of the stages that the costs describe, else of the schedule's own (MemoryLimitOf).
   std::optional<int64_t> memory_limit;
+  /// Stages whose activations memory_limit counts for `auto`; 0: those that the costs describe.
+  int limit_stages = 0;
   /// Bytes of every rank's device, for all that it holds (MemoryFigures::total); nothing: any, or
   /// as the costs say of single ranks (DevicesOf).
   std::optional<int64_t> device_memory = {};

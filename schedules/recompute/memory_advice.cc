@@ -69,16 +69,17 @@ std::optional<int64_t> LeastLimit(const Spec& spec, const Recompute& recompute) 
 
 std::string MemoryAdvice(const Spec& spec) {
   CF_ASSERT(spec.memory_limit);
+  const int64_t limit = *LimitFor(spec, CostStages(spec));
   const std::string unit = MemoryLimit(spec.costs).unit();
   const std::optional<int64_t> asked = LeastLimit(spec, spec.recompute);
   CF_ASSERT(asked);
   const std::string least = std::to_string(*asked);
   const std::string text = "does not fit `memory_limit`: one micro-batch alone holds " + least +
                            unit + " on a rank" + With(spec.recompute) + ", the limit is " +
-                           std::to_string(*spec.memory_limit) + unit + "; raise it to " + least;
+                           std::to_string(limit) + unit + "; raise it to " + least;
   const std::optional<int64_t> free = LeastLimit(spec, {.choice = Recompute::Choice::kFull});
   if (spec.recompute.everything() || !free || *free >= *asked) return text;
-  if (*free <= *spec.memory_limit) return text + ", or give `recompute` auto, which fits";
+  if (*free <= limit) return text + ", or give `recompute` auto, which fits";
   return text + ", or to " + std::to_string(*free) + " with `recompute` auto";
 }
 

@@ -97,6 +97,7 @@ Candidate Make(const Spec& spec, Placement placement) {
   candidate.spec.search.placement = placement;
   candidate.spec.costs = Repartition(spec.costs, CostStages(spec), stages);
   candidate.spec.memory_limit = LimitFor(spec, stages);
+  candidate.spec.limit_stages = stages;
   candidate.spec.chunks = stages / spec.ranks;
   switch (placement) {
     case Placement::kAny:
@@ -200,7 +201,8 @@ int CostStages(const Spec& spec) {
 std::optional<int64_t> LimitFor(const Spec& spec, int stages) {
   if (!spec.memory_limit || CountsBytes(spec.costs)) return spec.memory_limit;
   if (spec.schedule != kAuto.name) return spec.memory_limit;
-  return ActivationsOf(*spec.memory_limit, CostStages(spec), stages);
+  const int counted = spec.limit_stages > 0 ? spec.limit_stages : CostStages(spec);
+  return ActivationsOf(*spec.memory_limit, counted, stages);
 }
 
 int StagesOf(const Spec& spec, Placement placement) {

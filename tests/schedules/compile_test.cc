@@ -206,6 +206,37 @@ TEST_SUITE("unit") {
           "that the costs list; raise it to 2");
   }
 
+  TEST_CASE("a multiple of 1F1B is rounded once, by the stages of each placement") {
+    const std::pair<Placement, int> chunks[] = {
+        {Placement::kLinear, 1}, {Placement::kV, 2}, {Placement::kInterleaved, 3}};
+    for (const bool layered : {false, true}) {
+      for (const int ranks : {2, 3, 5}) {
+        for (const int percent : {50, 58, 90, 123}) {
+          for (const auto& [placement, each] : chunks) {
+            CAPTURE(layered);
+            CAPTURE(ranks);
+            CAPTURE(percent);
+            CAPTURE(Name(placement));
+            Spec spec = MakeSpec("auto", ranks, 2 * ranks, UniformCosts(1, 1, 1));
+            if (layered) {
+              spec.costs = {};
+              spec.costs.layers.emplace_back().repeat = 6 * ranks;
+              spec.costs.layers[0].cost = {.f = 1, .b = 1, .w = 1, .bw = 2, .fb = 3};
+            }
+            spec.search.budget = 1'000'000;
+            spec.search.placement = placement;
+            spec.chunks = placement == Placement::kInterleaved ? each : 0;
+            const int digits = percent % 100;
+            SetMemoryLimit(std::to_string(percent / 100) + (digits < 10 ? ".0" : ".") +
+                               std::to_string(digits) + "x",
+                           0, &spec);
+            CHECK(Compile(spec).provenance->memory_limit == percent * ranks * each / 100);
+          }
+        }
+      }
+    }
+  }
+
   TEST_CASE("a search reports how far it is and ends when it is told to") {
     Spec spec = MakeSpec("auto", 4, 8, UniformCosts(1, 1, 1));
     int reports = 0;

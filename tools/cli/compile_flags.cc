@@ -212,7 +212,7 @@ CompileRequest ResolveCompile(CompileFlags flags, std::vector<std::string>* assu
       if (request.assumed_limit) {
         spec.memory_limit = LimitOf1F1B(spec, HeldBy1F1B(spec));
       } else if (!flags.memory_limit.empty() && flags.memory_limit != "none") {
-        spec.memory_limit = MemoryLimitOf(spec, flags.memory_limit);
+        SetMemoryLimit(flags.memory_limit, 0, &spec);
       }
     });
   });

@@ -35,6 +35,7 @@ Spec SpecFor(const Schedule& schedule, const CompareRequest& request) {
 struct Built {
   Plan plan;
   Report report;
+  double spent = 0;  ///< by the search, in nanoseconds
 };
 
 Built Build(Spec spec, const CostModel& costs, const CompareRequest& request, Level level) {
@@ -47,7 +48,13 @@ Built Build(Spec spec, const CostModel& costs, const CompareRequest& request, Le
   } else if (!memory_limit.empty()) {
     SetMemoryLimit(memory_limit, request.held_by_1f1b, &spec);
   }
-  Plan plan = Compile(spec, {.level = level, .control = request.control, .any_device = true});
+  double spent = 0;
+  SearchControl control = request.control;
+  control.report = [&](const SearchState& state) {
+    spent = state.spent * static_cast<double>(spec.search.budget);
+    if (request.control.report) request.control.report(state);
+  };
+  Plan plan = Compile(spec, {.level = level, .control = control, .any_device = true});
   std::optional<int64_t> limit = plan.provenance ? std::nullopt : spec.memory_limit;
   if (request.assumed_limit && !searched) {
     const int64_t assumed = LimitOf1F1B(spec, request.held_by_1f1b);
@@ -55,12 +62,13 @@ Built Build(Spec spec, const CostModel& costs, const CompareRequest& request, Le
     if (MemoryLimit(*plan.costs, assumed).Fits(run)) limit = assumed;
   }
   Report report = MakeReport(plan, *plan.costs, limit, Keep::kFigures);
-  return {std::move(plan), std::move(report)};
+  return {std::move(plan), std::move(report), spent};
 }
 
 void Fill(const Built& built, const CompareRequest& request, CompareRow* row) {
   const Plan& plan = built.plan;
   row->report = built.report;
+  row->spent += built.spent;
   row->provenance = plan.provenance;
   row->stages = plan.stages;
   row->twice = plan.routes.size() > 1;
@@ -93,6 +101,7 @@ void Fill(const Built& built, const CompareRequest& request, CompareRow* row) {
 Built PublishedOnly(const Spec& spec, const CostModel& costs, const CompareRequest& request) {
   Built chunks = Build(spec, costs, request, Level::kComm);
   const Built parts = Build(spec, costs, request, Level::kComponent);
+  chunks.spent += parts.spent;
   for (size_t r = 0; r < chunks.report.simulation.ranks.size(); ++r) {
     const RankFigures& of_parts = parts.report.simulation.ranks[r];
     chunks.report.simulation.ranks[r].all_to_all = of_parts.all_to_all;
@@ -136,7 +145,9 @@ CompareRow RowOf(const Schedule& schedule, const CompareRequest& request,
       Fill(PublishedOnly(spec, published, request), request, &row);
     } else {
       Fill(Build(spec, spec.costs, request, Level::kComponent), request, &row);
-      row.published = Build(spec, published, request, Level::kComm).report;
+      const Built chunks = Build(spec, published, request, Level::kComm);
+      row.published = chunks.report;
+      row.spent += chunks.spent;
     }
     // The table prints two digits: 1.004 is 1.00x, which fits.
     row.fits = !request.assumed_limit || row.memory < 1 + kRounded;

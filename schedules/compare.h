@@ -67,6 +67,7 @@ struct CompareRow {
   int64_t offloaded = 0;                 ///< cells that wait in the memory of the host
   /// Report of components that overlap as far as they can: chunk by chunk as in the papers.
   std::optional<Report> published;
+  double spent = 0;          ///< counted work of the search of `auto`, in nanoseconds
   std::string rejected;      ///< why it does not fit; then there is no report
   std::optional<Plan> plan;  ///< with CompareRequest::keep_plans
 

@@ -16,8 +16,8 @@ namespace contraflow {
 int CostStages(const Spec& spec);
 
 /// Returns Spec::memory_limit for a plan of the spec with `stages` stages. Without bytes the limit
-/// of `auto` counts activations of Spec::limit_stages, that of a published schedule those of its own
-/// stages.
+/// of `auto` counts activations of Spec::limit_stages, that of a published schedule those of its
+/// own stages.
 std::optional<int64_t> LimitFor(const Spec& spec, int stages);
 
 /// One placement to search: the model of the spec in as many stages as the placement has.

@@ -78,7 +78,7 @@ TEST_CASE("every command has a transcript and a help whose example runs") {
     // Long ones go on in the next line.
     std::ranges::replace(command, '\n', ' ');
     // An example is to run; how long it searches is for the transcripts.
-    if (name == "compare") command += kSanitized ? " --no-auto" : " --budget 50ms";
+    if (name == "compare") command += kSanitized ? " --no-auto" : " --budget 50ms -q";
     if (name == "plan") command += " --budget 500ms";
     if (name == "open") command = "BROWSER=true " + command;
     const std::string run =

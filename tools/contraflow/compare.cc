@@ -207,6 +207,7 @@ int Run(const CompareCommand& options) {
   std::vector<std::string> assumed;
   std::vector<Point> points = MakePoints(options, &assumed);
   Warn(assumed);
+  const int64_t budget = points.front().request.spec.search.budget;
   for (Point& point : points) {
     point.request.keep_plans = !options.output.empty() || options.page();
     // The budget is that of the whole command.
@@ -220,17 +221,20 @@ int Run(const CompareCommand& options) {
   if (options.pareto) return RunPareto(options, points.front().request);
   size_t compared = 0;
   bool interrupted = false;
+  double spent = 0;
   {
     ProgressLine progress("comparing");
     for (; compared < points.size() && !interrupted; ++compared) {
       Point& point = points[compared];
       point.request.single_too = !sweep;
       point.rows = CompareUntilInterrupt(point.request, &progress);
+      for (const CompareRow& row : point.rows) spent += row.spent;
       if (!options.sort.empty()) SortRows(options.sort, &point.rows);
       interrupted = std::any_of(point.rows.begin(), point.rows.end(),
                                 [](const CompareRow& row) { return row.interrupted(); });
     }
   }
+  if (const std::string note = OverspentNote(spent, budget); !note.empty()) Say(note);
   const size_t missing = points.size() - compared;
   if (missing == 0) RefuseWhatNoneTakes(options.costs, points);
   const bool any = std::any_of(points.begin(), points.end(),

@@ -110,17 +110,6 @@ bool GathersAgain(const Plan& plan) {
   return held > kGatheredStages * static_cast<size_t>(plan.ranks);
 }
 
-/// Share of its budget beyond which a search says that it took longer.
-constexpr double kOverspent = 1.5;
-
-/// Note on a search that took this many times its budget, in nanoseconds.
-std::string OverspentNote(double spent, int64_t budget) {
-  char seconds[32];
-  std::snprintf(seconds, sizeof seconds, "%.2g s", spent * static_cast<double>(budget) * 1e-9);
-  return std::string("contraflow: note: the least that auto does here takes about ") + seconds +
-         ", more than --budget";
-}
-
 int RunCompile(const CompileCommand& options) {
   RefuseOverwrite({"`output`", options.output}, {{"`costs`", options.costs.file.value_or("")},
                                                  {"`model`", options.model.value_or("")}});
@@ -142,8 +131,8 @@ int RunCompile(const CompileCommand& options) {
   }
   double spent = 0;
   if (const auto report = request.options.control.report) {
-    request.options.control.report = [report, &spent](const SearchState& state) {
-      spent = state.spent;
+    request.options.control.report = [&, report](const SearchState& state) {
+      spent = state.spent * static_cast<double>(spec.search.budget);
       report(state);
     };
   }
@@ -158,13 +147,13 @@ int RunCompile(const CompileCommand& options) {
   if (output == "-") progress.reset();
   if (!told) WritePlanFile(output, plan);
   progress.reset();
-  if (spent > kOverspent) Say(OverspentNote(spent, spec.search.budget));
   if (GathersAgain(plan)) {
     Say("contraflow: note: `zero` 3: ranks hold more stages than are gathered at a time; gathering "
         "one again takes no time here");
   }
   for (const std::string& note :
-       {CostOfFitting(spec, plan, request.options), WhatIsLighter(spec, plan, request.options)}) {
+       {OverspentNote(spent, spec.search.budget), CostOfFitting(spec, plan, request.options),
+        WhatIsLighter(spec, plan, request.options)}) {
     if (!note.empty()) Say(note);
   }
   if (told) {

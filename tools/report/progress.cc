@@ -82,6 +82,9 @@ const std::atomic<bool>& Interrupt::stop() { return stop_now; }
 
 namespace {
 
+/// Share of its budget beyond which a search took much longer.
+constexpr double kOverspent = 1.5;
+
 /// "1.20 % above its bound"
 std::string AboveBound(Time makespan, Time bound) {
   if (bound == 0) return "at its bound";
@@ -103,6 +106,14 @@ SearchControl WatchSearch(const std::atomic<bool>& stop, ProgressLine* progress,
     progress->Say(text);
   };
   return control;
+}
+
+std::string OverspentNote(double spent, int64_t budget) {
+  if (spent <= kOverspent * static_cast<double>(budget)) return "";
+  char seconds[32];
+  std::snprintf(seconds, sizeof seconds, "%.2g s", spent * 1e-9);
+  return std::string("contraflow: note: the least that auto does here takes about ") + seconds +
+         ", more than --budget";
 }
 
 std::string DescribeInterrupt(const Plan& plan) {

@@ -57,6 +57,10 @@ class Interrupt {
 /// outlive the control.
 SearchControl WatchSearch(const std::atomic<bool>& stop, ProgressLine* progress, Unit unit);
 
+/// Note on a search that took so much longer than its budget that the user should know; else "".
+/// Both in nanoseconds.
+std::string OverspentNote(double spent, int64_t budget);
+
 /// "interrupted: makespan 66 us is the best so far, 1.20 % above its bound" of a plan whose search
 /// was, else "".
 std::string DescribeInterrupt(const Plan& plan);

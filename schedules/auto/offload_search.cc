@@ -69,11 +69,8 @@ bool OffloadSearch::Offer(Plan plan, const std::string& from, SearchWork* work) 
   const CostModel& costs = candidate_.spec.costs;
   const Simulation run = Simulate(plan, costs, Keep::kFigures);
   if (!candidate_.Fits(run)) return false;
-  const SearchOptions& options = candidate_.spec.search;
   if (best_ && MuchLonger(run.makespan, best_->plan.provenance->makespan)) return false;
-  const Time step = LongerThanOrder(costs, options)
-                        ? StepTime(plan, costs, candidate_.spec, candidate_.spec.memory_limit, work)
-                        : run.makespan;
+  const Time step = StepTime(plan, candidate_.spec, run.makespan, work);
   if (best_ && step >= best_->step) return false;
   plan.costs = costs;
   plan.provenance = ProvenanceOf(candidate_, from, run.makespan,

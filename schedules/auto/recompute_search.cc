@@ -132,9 +132,7 @@ void RecomputeSearch::Offer(Plan plan, SearchWork* work, std::optional<FoundPlan
                            : run.makespan >= (*best)->step)) {
     return;
   }
-  const Time step = LongerThanOrder(spec.costs, spec.search)
-                        ? StepTime(plan, spec.costs, spec, spec.memory_limit, work)
-                        : run.makespan;
+  const Time step = StepTime(plan, spec, run.makespan, work);
   if (*best && step >= (*best)->step) return;
   const std::string from = plan.provenance ? plan.provenance->from : plan.schedule;
   plan.costs = spec.costs;

@@ -95,10 +95,8 @@ std::vector<int64_t> TotalOfRanks(const Plan& plan, const CostModel& costs) {
 
 PartitionWorth WorthOf(const Plan& plan, const Spec& staged) {
   const Simulation simulation = Simulate(plan, staged.costs, Keep::kFigures);
-  PartitionWorth worth = {0, simulation.makespan, std::ranges::max(staged.costs.partition)};
-  if (LongerThanOrder(staged.costs, staged.search)) {
-    worth.step = StepTime(plan, staged.costs, staged, staged.memory_limit);
-  }
+  PartitionWorth worth = {0, StepTime(plan, staged, simulation.makespan),
+                          std::ranges::max(staged.costs.partition)};
   const bool plain = !HoldsLess(staged);
   if (const std::vector<int64_t> devices = DevicesOf(staged); !devices.empty()) {
     const std::vector<int64_t> least =

@@ -236,9 +236,7 @@ class Variants {
         run = Simulate(plan, costs, Keep::kFigures);
       }
       if (longer(run.makespan)) return std::nullopt;
-      const Time step = LongerThanOrder(costs, spec_.search)
-                            ? StepTime(plan, costs, spec_, spec_.memory_limit, work_)
-                            : run.makespan;
+      const Time step = StepTime(plan, spec_, run.makespan, work_);
       return Best{std::move(plan), {0, step}, run.makespan};
     }
     int64_t held = 0;

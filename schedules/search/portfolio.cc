@@ -135,6 +135,11 @@ Time StepTime(const Plan& plan, const CostModel& given, const Spec& spec,
   return Simulate(lowered, costs).makespan;
 }
 
+Time StepTime(const Plan& plan, const Spec& spec, Time makespan, SearchWork* work) {
+  if (!LongerThanOrder(spec.costs, spec.search)) return makespan;
+  return StepTime(plan, spec.costs, spec, spec.memory_limit, work);
+}
+
 bool HoldsLess(const Spec& spec) {
   return spec.recompute.choice != Recompute::Choice::kNone ||
          spec.offload.choice != Offload::Choice::kNone;

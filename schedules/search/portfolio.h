@@ -42,6 +42,9 @@ bool LongerThanOrder(const CostModel& costs, const SearchOptions& options);
 Time StepTime(const Plan& plan, const CostModel& costs, const Spec& spec,
               std::optional<int64_t> limit, SearchWork* work = nullptr);
 
+/// The same with the costs and limit of the spec, for an order that takes `makespan`.
+Time StepTime(const Plan& plan, const Spec& spec, Time makespan, SearchWork* work = nullptr);
+
 /// True if an order is too long for overlap of components to make up for it.
 inline bool MuchLonger(Time order, Time other) { return order > other + other / 8; }
 

@@ -112,7 +112,7 @@ void CheckDevice(const Plan& plan, const CostModel& costs, const Spec& spec) {
   throw Error(plan.schedule + " does not fit `device_memory`: rank " + std::to_string(*fullest) +
               " holds " + FormatCount(ranks[*fullest].total()) + " bytes, its device has " +
               FormatCount(devices[*fullest]) + " (" + Breakdown(ranks[*fullest]) + "); " +
-              DeviceAdvice(spec));
+              DeviceAdvice(spec, ranks[*fullest].fixed() <= devices[*fullest]));
 }
 
 }  // namespace

@@ -233,14 +233,14 @@ void CheckDevicesForLayers(const Spec& spec, const SearchControl& control) {
   const MemoryCost& memory = *whole.memory;
   const MemoryFigures held = FixedMemoryOf(SingleRank(spec), whole).front();
   // Parameters that are gathered are those of single stages.
-  int64_t least = (spec.ranks - 1) * memory.workspace_bytes + held.fixed() - held.gathered;
+  const int64_t fixed = (spec.ranks - 1) * memory.workspace_bytes + held.fixed() - held.gathered;
   const bool bought = HoldsLess(spec);
-  if (!bought) least += memory.activation(0);
+  const int64_t least = bought ? fixed : fixed + memory.activation(0);
   const int64_t room = std::accumulate(devices.begin(), devices.end(), int64_t{0});
   if (least <= room) return;
   throw Error("auto does not fit `device_memory`: the layers hold " + FormatCount(least) +
               " bytes" + (bought ? "" : " with one micro-batch") + ", all devices have " +
-              FormatCount(room) + "; " + DeviceAdvice(spec));
+              FormatCount(room) + "; " + DeviceAdvice(spec, fixed <= room));
 }
 
 void CoverPartitions(const Spec& spec, const SearchControl& control, Plan* plan) {

@@ -83,10 +83,11 @@ std::string MemoryAdvice(const Spec& spec) {
   return text + ", or to " + std::to_string(*free) + " with `recompute` auto";
 }
 
-std::string DeviceAdvice(const Spec& spec) {
+std::string DeviceAdvice(const Spec& spec, bool activations) {
   std::vector<std::string> ways = {"more `ranks`", "`zero` with `data_parallel`"};
   const bool plain = spec.recompute.choice == Recompute::Choice::kNone;
-  if (!spec.recompute.everything()) ways.push_back(plain ? "`recompute`" : "`recompute` auto");
+  if (activations && !spec.recompute.everything())
+    ways.push_back(plain ? "`recompute`" : "`recompute` auto");
   if (spec.schedule != kAuto.name) ways.push_back("another schedule");
   std::string text = "use " + ways.front();
   for (size_t i = 1; i < ways.size(); ++i) {

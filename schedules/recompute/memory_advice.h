@@ -18,6 +18,7 @@ std::optional<int64_t> LeastLimit(const Spec& spec, const Recompute& recompute);
 std::string MemoryAdvice(const Spec& spec);
 
 /// Advice that may make the spec fit its devices, where it does not: "use more `ranks`, ..".
-std::string DeviceAdvice(const Spec& spec);
+/// `activations`: false if it would not fit without any.
+std::string DeviceAdvice(const Spec& spec, bool activations = true);
 
 }  // namespace contraflow

@@ -120,10 +120,11 @@ TEST_SUITE("unit") {
     costs.memory =
         MemoryCost{.activation_bytes = 1000, .w_stash_bytes = 400, .parameter_bytes = {5000}};
     costs.memory->input_bytes = 10;
+    int64_t device = 5100;
     const auto advice = [&](const char* schedule, const char* recompute) {
       Spec spec = MakeSpec(schedule, 4, 8, costs);
       spec.recompute = ParseRecompute(recompute);
-      spec.device_memory = 5100;
+      spec.device_memory = device;
       const std::string text = Failure([&] { Compile(spec); });
       return text.substr(text.rfind("; ") + 2);
     };
@@ -136,6 +137,18 @@ TEST_SUITE("unit") {
     CHECK(advice("auto", "0") == always + ", or `recompute` auto");
     CHECK(advice("auto", "auto") == for_auto);
     CHECK(advice("auto", "full") == for_auto);
+    // Less than the parameters alone, which no recompute lowers.
+    device = 4900;
+    CHECK(advice("1f1b", "none") == always + ", or another schedule");
+    costs = {};
+    LayerCost& layer = costs.layers.emplace_back();
+    layer.repeat = 4;
+    layer.cost = {.f = 1, .b = 1, .w = 1, .bw = 2, .fb = 3};
+    layer.activation_bytes = 1000;
+    layer.parameter_bytes = 5000;
+    CHECK(advice("auto", "none") == for_auto);
+    device = 5200;
+    CHECK(advice("auto", "none") == always + ", or `recompute`");
   }
 
   TEST_CASE("chunk costs follow from components where there are none") {

@@ -329,8 +329,11 @@ int64_t MemoryLimitOf(const Spec& spec, const std::string& text, double held_by_
 }
 
 void SetMemoryLimit(const std::string& text, double held_by_1f1b, Spec* spec) {
-  spec->memory_limit = MemoryLimitOf(*spec, text, held_by_1f1b);
-  if (text.back() != 'x' || CountsBytes(spec->costs) || spec->schedule != kAuto.name) return;
+  if (!text.ends_with('x') || CountsBytes(spec->costs) || spec->schedule != kAuto.name) {
+    spec->memory_limit = MemoryLimitOf(*spec, text, held_by_1f1b);
+    return;
+  }
+  CheckSpec(*spec);
   // Each placement rounds once, to activations of its own stages.
   spec->limit_stages = kPartsOfStage * kAuto.stages(WithStages(*spec));
   spec->memory_limit = ParseMemoryLimit(text, *spec, spec->limit_stages);

@@ -368,6 +368,12 @@ class AutoSearch {
                                                  : " with what is recomputed; ") +
                   DeviceAdvice(asked_));
     }
+    if (layered && CountsBytes(asked_.costs)) {
+      throw Error(asked_.schedule + " does not fit `memory_limit`" +
+                  (HoldsLess(asked_) ? ", whatever was recomputed or offloaded" : "") +
+                  "; raise it" +
+                  (asked_.recompute.everything() ? "" : ", or give `recompute` auto"));
+    }
     throw Error(asked_.schedule + " " + MemoryAdvice(asked_));
   }
 

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <numeric>
 #include <optional>
 #include <string>
 #include <utility>
@@ -236,7 +235,8 @@ void CheckDevicesForLayers(const Spec& spec, const SearchControl& control) {
   const int64_t fixed = (spec.ranks - 1) * memory.workspace_bytes + held.fixed() - held.gathered;
   const bool bought = HoldsLess(spec);
   const int64_t least = bought ? fixed : fixed + memory.activation(0);
-  const int64_t room = std::accumulate(devices.begin(), devices.end(), int64_t{0});
+  int64_t room = 0;  // some may have any amount
+  for (const int64_t device : devices) room = std::min(room, INT64_MAX - device) + device;
   if (least <= room) return;
   throw Error("auto does not fit `device_memory`: the layers hold " + FormatCount(least) +
               " bytes" + (bought ? "" : " with one micro-batch") + ", all devices have " +

@@ -65,9 +65,10 @@ std::string Reject(const Spec& spec, Placement placement) {
   if (!why_not.empty()) return why_not;
   const std::optional<int64_t> limit = LimitFor(spec, stages);
   if (limit && *limit < 1) {
-    return "would merge stages, and `memory_limit` has no room for one activation of them all; "
-           "raise it to " +
-           std::to_string(given / stages);
+    const bool merged = given > stages;
+    return std::string(merged ? "would merge stages, and " : "cannot run: ") +
+           "`memory_limit` has no room for one activation of " + (merged ? "them all" : "a stage") +
+           "; raise it to " + std::to_string(std::max(1, given / stages));
   }
   return "";
 }

@@ -149,6 +149,40 @@ TEST_SUITE("unit") {
     CHECK(advice("auto", "none") == for_auto);
     device = 5200;
     CHECK(advice("auto", "none") == always + ", or `recompute`");
+    // Ranks without a device of their own have room for anything.
+    Spec single = MakeSpec("auto", 6, 8, costs);
+    single.costs.layers[0].repeat = 6;
+    single.costs.ranks.resize(6);
+    single.costs.ranks[1].memory_bytes = 20'000;
+    CHECK(Failure([&] { Compile(single); }) == "accepted");
+  }
+
+  TEST_CASE("a limit that no plan of layers meets is refused with what may help") {
+    Spec spec = MakeSpec("auto", 2, 6, {});
+    LayerCost& layer = spec.costs.layers.emplace_back();
+    layer.repeat = 5;
+    layer.cost = {.f = 1, .b = 1, .w = 1, .bw = 2, .fb = 3};
+    layer.activation_bytes = 400;
+    layer.output_bytes = 16;
+    spec.costs.host = HostCost{.latency = 1};
+    spec.memory_limit = 100;
+    spec.search.budget = 1'000'000;
+    for (const bool even : {false, true}) {
+      for (const char* recompute : {"none", "auto", "full"}) {
+        for (const auto offload :
+             {Offload::Choice::kNone, Offload::Choice::kAuto, Offload::Choice::kFull}) {
+          CAPTURE(even);
+          CAPTURE(recompute);
+          spec.partition.emplace();
+          if (even) spec.partition->kind = PartitionChoice::Kind::kEven;
+          spec.recompute = ParseRecompute(recompute);
+          spec.offload.choice = offload;
+          const std::string text = Failure([&] { Compile(spec); });
+          CHECK(text.starts_with("auto does not fit `memory_limit`"));
+          CHECK(Contains(text, "raise it"));
+        }
+      }
+    }
   }
 
   TEST_CASE("chunk costs follow from components where there are none") {
@@ -248,6 +282,22 @@ TEST_SUITE("unit") {
         }
       }
     }
+  }
+
+  TEST_CASE("a multiple may be less than one activation of a rank where copies wait on the host") {
+    Spec spec = MakeSpec("auto", 3, 6, UniformCosts(1, 1, 1));
+    spec.costs.host = HostCost{.latency = 1};
+    spec.search.budget = 1'000'000;
+    spec.search.placement = Placement::kV;
+    spec.offload.choice = Offload::Choice::kAuto;
+    SetMemoryLimit("0.2x", 0, &spec);
+    CHECK(Compile(spec).provenance->memory_limit == 1);
+    spec.offload.choice = Offload::Choice::kNone;
+    CHECK(Contains(Failure([&] { Compile(spec); }), "raise it to 1"));
+    SetMemoryLimit("0.01x", 0, &spec);
+    CHECK(Failure([&] { Compile(spec); }) ==
+          "auto cannot run: `memory_limit` has no room for one activation of a stage; raise it to "
+          "1");
   }
 
   TEST_CASE("a search reports how far it is and ends when it is told to") {

@@ -368,13 +368,14 @@ class AutoSearch {
                                                  : " with what is recomputed; ") +
                   DeviceAdvice(asked_));
     }
-    if (layered && CountsBytes(asked_.costs)) {
-      throw Error(asked_.schedule + " does not fit `memory_limit`" +
-                  (HoldsLess(asked_) ? ", whatever was recomputed or offloaded" : "") +
-                  "; raise it" +
-                  (asked_.recompute.everything() ? "" : ", or give `recompute` auto"));
+    const std::optional<int64_t> least =
+        counted ? LeastLimit(asked_, asked_.recompute) : std::nullopt;
+    if (least && *least > *LimitFor(asked_, CostStages(asked_))) {
+      throw Error(asked_.schedule + " " + MemoryAdvice(asked_));
     }
-    throw Error(asked_.schedule + " " + MemoryAdvice(asked_));
+    throw Error(asked_.schedule + " does not fit `memory_limit`: no plan that was tried holds so " +
+                "little; raise it" +
+                (asked_.recompute.everything() ? "" : ", or give `recompute` auto"));
   }
 
   const Spec& asked_;

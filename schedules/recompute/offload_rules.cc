@@ -20,6 +20,8 @@ constexpr int kAny = 1 << 20;
 constexpr int64_t kDrawnShare = 3;
 /// Changes that do not help, after which it goes back to the best.
 constexpr int kPatience = 400;
+/// Rules that are drawn until one gives a plan, whatever the budget.
+constexpr int kLeastDrawn = 64;
 
 class RuleDraw {
  public:
@@ -115,7 +117,7 @@ Plan SearchOffloadRules(const Plan& frame, const CostModel& costs,
   Plan plan = frame;
   plan.programs.clear();
   const int64_t all = work->left();
-  int in_vain = 0;
+  int in_vain = 0, drawn_at_least = kLeastDrawn;
   do {
     const bool drawn = !best || work->left() > all - all / kDrawnShare;
     std::vector<OffloadRule> rules = drawn ? draw.All() : current_rules;
@@ -138,7 +140,7 @@ Plan SearchOffloadRules(const Plan& frame, const CostModel& costs,
     if (current && time > *current + slack) continue;
     current = time;
     current_rules = std::move(rules);
-  } while (work->Spend(list.work()));
+  } while (work->Spend(list.work()) || (!best && --drawn_at_least > 0));
   return plan;
 }
 

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "compiler/bound/bound.h"
+#include "compiler/files/cost_io.h"
 #include "compiler/plan/memory_limit.h"
 #include "compiler/simulate/memory.h"
 #include "compiler/simulate/simulate.h"
@@ -129,6 +130,26 @@ TEST_SUITE("property") {
 }
 
 TEST_SUITE("unit") {
+  TEST_CASE("offload: a tight limit is met whatever the seed") {
+    const char* const costs = R"({"unit": "s", "stages": [
+        {"f": 9637.852, "b": 7781.482, "w": 1609.131, "bw": 8242.908, "reduce": 2099.989,
+        "step": 1207.585},
+        {"f": 6688.046, "b": 3313.779, "w": 1798.156, "bw": 4525.608, "reduce": 1438.317,
+        "step": 1986.126}],
+        "memory": {"activation_bytes": [56384, 74091], "w_stash_bytes": [11542, 15167]},
+        "host": {"latency": 282.626, "bandwidth": 13.630823}})";
+    Spec spec = MakeSpec("auto", 2, 8, ReadCosts(costs, "costs.json"));
+    spec.search.placement = Placement::kInterleaved;
+    spec.chunks = 2;
+    spec.search.budget = 1'000'000;
+    spec.offload = {.choice = Offload::Choice::kAuto};
+    spec.memory_limit = 64'277;
+    for (spec.search.seed = 0; spec.search.seed < 64; ++spec.search.seed) {
+      CAPTURE(spec.search.seed);
+      CHECK(Failure([&] { Compile(spec); }) == "accepted");
+    }
+  }
+
   TEST_CASE("offload: a limit holds however slow the link to the host is") {
     Spec spec = MakeSpec("auto", 2, 3, UniformCosts(10, 10, 10, 1));
     spec.costs.memory = MemoryCost{.activation_bytes = 10, .w_stash_bytes = 5, .input_bytes = 2};

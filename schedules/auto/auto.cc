@@ -368,10 +368,13 @@ class AutoSearch {
                                                  : " with what is recomputed; ") +
                   DeviceAdvice(asked_));
     }
+    Spec known = asked_;
+    // Without bytes nothing is recomputed.
+    if (!CountsBytes(known.costs)) known.recompute = {};
     const std::optional<int64_t> least =
-        counted ? LeastLimit(asked_, asked_.recompute) : std::nullopt;
-    if (least && *least > *LimitFor(asked_, CostStages(asked_))) {
-      throw Error(asked_.schedule + " " + MemoryAdvice(asked_));
+        counted ? LeastLimit(known, known.recompute) : std::nullopt;
+    if (least && *least > *LimitFor(known, CostStages(known))) {
+      throw Error(asked_.schedule + " " + MemoryAdvice(known));
     }
     throw Error(asked_.schedule + " does not fit `memory_limit`: no plan that was tried holds so " +
                 "little; raise it" +
@@ -392,14 +395,14 @@ class AutoSearch {
 
 Plan SearchPlan(const Spec& spec, const SearchControl& control) {
   if (spec.costs.layers.empty()) {
-    if (const std::string why_not = RejectPlacement(spec); !why_not.empty()) {
-      throw Error(spec.schedule + " " + why_not);
-    }
     // A free choice without bytes recomputes nothing.
     using Choice = Recompute::Choice;
     const Choice recompute = spec.recompute.choice;
     if (recompute != Choice::kNone && recompute != Choice::kAuto) CheckRecomputeLimit(spec);
     CheckHostCost(spec.costs, spec.offload.choice != Offload::Choice::kNone);
+    if (const std::string why_not = RejectPlacement(spec); !why_not.empty()) {
+      throw Error(spec.schedule + " " + why_not);
+    }
     CheckCosts(spec.costs, CostStages(spec), spec.microbatches);
   }
   return AutoSearch(spec, control).Run();

@@ -12,6 +12,7 @@
 #include "compiler/simulate/memory.h"
 #include "schedules/published/placement.h"
 #include "schedules/published/rows.h"
+#include "schedules/search/portfolio.h"
 #include "schedules/search/repartition.h"
 
 namespace contraflow {
@@ -76,7 +77,8 @@ std::string Reject(const Spec& spec, Placement placement) {
 /// A placement that no simpler one equals.
 bool Differs(const Spec& spec, Placement placement) {
   if (placement == Placement::kLinear) return true;
-  if (spec.ranks == 1) return false;
+  // Alone, several stages on a rank serve to run or copy less at a time.
+  if (spec.ranks == 1 && !HoldsLess(spec)) return false;
   if (placement == Placement::kWave) return InterleavedChunks(spec) > 2;
   return placement != Placement::kInterleaved || InterleavedChunks(spec) > 1;
 }

@@ -294,6 +294,8 @@ TEST_SUITE("unit") {
     CHECK(Compile(spec).provenance->memory_limit == 1);
     spec.offload.choice = Offload::Choice::kNone;
     CHECK(Contains(Failure([&] { Compile(spec); }), "raise it to 1"));
+    spec.recompute.choice = Recompute::Choice::kAuto;
+    CHECK(Contains(Failure([&] { Compile(spec); }), "raise it to 1"));
     SetMemoryLimit("0.01x", 0, &spec);
     CHECK(Failure([&] { Compile(spec); }) ==
           "auto cannot run: `memory_limit` has no room for one activation of a stage; raise it to "

@@ -263,6 +263,17 @@ void NoteSplit(const CostModel& costs, const Plan& plan, std::vector<std::string
                      text(*plan.costs->parallel) + "; give costs that are split as the plan is");
 }
 
+/// Notes that a single entry says the costs of the plan's stages, where a rank has several.
+void NoteStages(const CostsOption& option, const CostModel& costs, const Plan& plan,
+                std::vector<std::string>* assumed) {
+  const bool given = option.file || option.text;
+  if (assumed == nullptr || !given || costs.stages.size() != 1 || plan.stages <= plan.ranks) return;
+  const std::string ranks = std::to_string(plan.ranks);
+  assumed->push_back("the costs of one stage are taken for each of the plan's " +
+                     std::to_string(plan.stages) + "; where they are those of " + ranks +
+                     ", as contraflow compile takes them, list " + ranks + " in \"stages\"");
+}
+
 }  // namespace
 
 CostModel CostsForPlan(const CostsOption& option, const Plan& plan,
@@ -278,6 +289,7 @@ CostModel CostsForPlan(const CostsOption& option, const Plan& plan,
   }
   CostModel costs = ResolveCosts(option, plan.costs ? *plan.costs : UnitCosts(), assumed);
   NoteSplit(costs, plan, assumed);
+  NoteStages(option, costs, plan, assumed);
   // A plan keeps the ZeRO stage that `compile --zero` gave it.
   const int zero = plan.costs && plan.costs->memory ? plan.costs->memory->zero : 0;
   if (zero > 0 && !costs.layers.empty() && !costs.memory) costs.memory.emplace();

@@ -210,8 +210,11 @@ std::vector<Point> MakePoints(const CompareFlags& flags, std::vector<std::string
       // An error that no schedule can be blamed for is an error and not a reason to reject it.
       ReadOption([&] {
         NamingCosts(flags.costs, [&] { CheckSpec(point.request.spec); });
-        if (point.request.memory_limit.empty()) return;
-        ParseMemoryLimit(point.request.memory_limit, point.request.spec, point.request.spec.ranks);
+        const std::string& text = point.request.memory_limit;
+        if (text.empty()) return;
+        // A multiple that leaves no room for one schedule may leave some for another.
+        const int stages = text.ends_with('x') ? kMaxStages : point.request.spec.ranks;
+        ParseMemoryLimit(text, point.request.spec, stages);
       });
       if (flags.global_batch) KeepBatch(*flags.global_batch, numbers.front(), &point.request);
       // The head says how much it is; an assumed limit is found with the rows.

@@ -84,7 +84,7 @@ std::optional<Spec> SpecFor(const Schedule& schedule, const Spec& asked) {
   if (!schedule.takes_chunks) spec.chunks = 0;
   if (!schedule.reject(spec).empty()) return std::nullopt;
   const int given = CostStages(asked), stages = schedule.stages(spec);
-  spec.memory_limit = LimitFor(asked, stages);
+  SetLimitFor(asked, stages, &spec);
   if (spec.memory_limit && *spec.memory_limit < 1) return std::nullopt;
   if (!spec.costs.layers.empty()) return spec;
   if (!RejectRepartition(spec.costs, given, stages).empty()) return std::nullopt;
@@ -270,7 +270,7 @@ class AutoSearch {
     if (!FitsMemory(plan, *plan.costs, asked_)) return false;
     Candidate candidate{placement, spec, FrameOf(plan)};
     candidate.spec.costs = *plan.costs;
-    candidate.spec.memory_limit = LimitFor(asked_, plan.stages);
+    SetLimitFor(asked_, plan.stages, &candidate.spec);
     if (!HoldsLess(spec)) candidate.LimitByDevices();
     const Time bound = HoldsLess(spec)
                            ? ProveBound(plan, *plan.costs, candidate.spec.memory_limit).value

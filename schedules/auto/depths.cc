@@ -83,8 +83,7 @@ Spec OfDepth(const Spec& spec, const PlacementDepth& depth) {
   Spec of = spec;
   of.search.placement = depth.placement;
   of.chunks = depth.chunks;
-  of.limit_stages = spec.ranks * depth.chunks;
-  of.memory_limit = LimitFor(spec, of.limit_stages);
+  SetLimitFor(spec, spec.ranks * depth.chunks, &of);
   of.search.budget = 0;  // The work of a run says how much is left.
   return of;
 }

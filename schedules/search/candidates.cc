@@ -99,8 +99,7 @@ Candidate Make(const Spec& spec, Placement placement) {
   const int stages = StagesOf(spec, placement);
   candidate.spec.search.placement = placement;
   candidate.spec.costs = Repartition(spec.costs, CostStages(spec), stages);
-  candidate.spec.memory_limit = LimitFor(spec, stages);
-  candidate.spec.limit_stages = stages;
+  SetLimitFor(spec, stages, &candidate.spec);
   candidate.spec.chunks = stages / spec.ranks;
   switch (placement) {
     case Placement::kAny:
@@ -206,6 +205,11 @@ std::optional<int64_t> LimitFor(const Spec& spec, int stages) {
   if (spec.schedule != kAuto.name) return spec.memory_limit;
   const int counted = spec.limit_stages > 0 ? spec.limit_stages : CostStages(spec);
   return ActivationsOf(*spec.memory_limit, counted, stages);
+}
+
+void SetLimitFor(const Spec& asked, int stages, Spec* spec) {
+  spec->memory_limit = LimitFor(asked, stages);
+  spec->limit_stages = 0;
 }
 
 int StagesOf(const Spec& spec, Placement placement) {

@@ -20,6 +20,9 @@ int CostStages(const Spec& spec);
 /// own stages.
 std::optional<int64_t> LimitFor(const Spec& spec, int stages);
 
+/// Gives `spec`, for plans with `stages` stages, the limit of the spec asked for (LimitFor).
+void SetLimitFor(const Spec& asked, int stages, Spec* spec);
+
 /// One placement to search: the model of the spec in as many stages as the placement has.
 struct Candidate {
   Placement placement = Placement::kLinear;
